@@ -1,0 +1,51 @@
+"""What routing may know of a request: a handful of facts, never the whole body.
+
+The body itself stays raw bytes and goes to the engine as the client sent it. The two values that an affinity policy
+may look at, `prompt` and `messages`, are kept as raw JSON too, and are rendered only when a policy asks for the key.
+"""
+
+from pointsman.domain.prefix import render_prefix
+
+__all__ = ["InferenceRequest"]
+
+
+class InferenceRequest:
+    """One request as the policies see it.
+
+    `model` is the id that the client asked for; `request_id` also draws the canary backend; `stream` is true only for
+    the JSON value true; `prompt` and `messages` are the raw JSON of those two values, None where absent;
+    `affinity_bytes` is how much of the rendered prompt makes the affinity key.
+    """
+
+    __slots__ = ("_prefix_key", "affinity_bytes", "messages", "model", "prompt", "request_id", "stream")
+
+    def __init__(
+        self,
+        model: str,
+        request_id: str,
+        *,
+        stream: bool = False,
+        prompt: bytes | None = None,
+        messages: bytes | None = None,
+        affinity_bytes: int = 64,
+    ) -> None:
+        self.model = model
+        self.request_id = request_id
+        self.stream = stream
+        self.prompt = prompt
+        self.messages = messages
+        self.affinity_bytes = affinity_bytes
+        self._prefix_key: bytes | None = None
+
+    @property
+    def prefix_key(self) -> bytes:
+        """The leading bytes of the rendered prompt, computed on first use.
+
+        >>> InferenceRequest("m", "r1", prompt=b'"Once upon a time"').prefix_key
+        b'Once upon a time'
+        """
+        key = self._prefix_key
+        if key is None:
+            key = render_prefix(self.prompt, self.messages, self.affinity_bytes)
+            self._prefix_key = key
+        return key
