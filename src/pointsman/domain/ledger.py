@@ -1,0 +1,60 @@
+"""The gateway's own count of requests in flight, as leases on workers.
+
+A lease is taken before an attempt is sent and closed when the attempt is over, however it ended. It holds the `Worker`
+object and not the id: a request that began on one life of an engine can never change the count of the next life.
+Nothing else may write `Worker.in_flight`.
+"""
+
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from pointsman.domain.worker import Worker
+
+__all__ = ["Lease", "take"]
+
+
+class Lease:
+    """One request in flight on one worker, until `close`.
+
+    Usable as a context manager. Closing twice is the same as closing once.
+    """
+
+    __slots__ = ("_open", "worker")
+
+    def __init__(self, worker: "Worker") -> None:
+        worker.in_flight += 1
+        self.worker = worker
+        self._open = True
+
+    def close(self) -> None:
+        """Take the request off the worker's count. Idempotent."""
+        if self._open:
+            self._open = False
+            self.worker.in_flight -= 1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: "TracebackType | None",
+    ) -> None:
+        self.close()
+
+
+def take(worker: "Worker") -> Lease:
+    """Count one more request on `worker`, from now until the lease is closed.
+
+    >>> from pointsman.domain.worker import Worker
+    >>> worker = Worker("a", model="m", http_address="127.0.0.1:8000")
+    >>> with take(worker):
+    ...     worker.in_flight
+    1
+    >>> worker.in_flight
+    0
+    """
+    return Lease(worker)

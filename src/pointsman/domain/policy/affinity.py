@@ -1,0 +1,103 @@
+"""Keep prompts that begin alike together, until their worker has its fair share.
+
+An engine keeps the KV blocks of prompts it has seen, so a request is cheapest where its first block is warm already.
+The leading bytes of the prompt (`InferenceRequest.prefix_key`) are placed on a consistent hash ring of the candidates,
+with bounded loads: a hot prefix fills its owner up to the cap and then spills to the next worker clockwise, always in
+the same order. No state about prompts is kept, so gateways agree without talking, also after a restart.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable
+from functools import lru_cache
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from pointsman.domain.ring import Ring, hash64
+
+if TYPE_CHECKING:
+    from pointsman.domain.request import InferenceRequest
+    from pointsman.domain.worker import Worker
+
+__all__ = ["Affinity"]
+
+VNODES = 160
+"""Places on the ring per worker."""
+
+TUPLES = 256
+"""How many tuples of candidates are remembered with their ring."""
+
+MEMBERS = 4096
+"""How many members all kept rings may have in sum; a place costs 16 bytes, so this is 10 MB."""
+
+SPARE = 8
+"""How many absent members a ring may have and still serve a smaller set of workers."""
+
+_ID = attrgetter("id")
+_key_position = lru_cache(maxsize=8192)(hash64)
+
+
+class Affinity:
+    """The ring with bounded loads; `load_factor` is c, at least 1 (less counts as 1)."""
+
+    __slots__ = ("_latest", "_load_factor", "_ring", "_rings", "_tuples")
+
+    def __init__(self, load_factor: float = 1.25) -> None:
+        self._load_factor = load_factor
+        self._latest: tuple[Worker, ...] = ()
+        self._ring = Ring()
+        # By the id of the tuple; the entry holds the tuple itself, so no other object can have that id meanwhile.
+        self._tuples: dict[int, tuple[tuple[Worker, ...], Ring]] = {}
+        self._rings: list[Ring] = []
+
+    def pick(
+        self,
+        workers: "tuple[Worker, ...]",
+        load: "Callable[[Worker], int]",
+        request: "InferenceRequest",
+    ) -> "tuple[Worker, str]":
+        """Return the owner of the prefix, reason `affinity`, or, if that one is full, the next with reason `load`.
+
+        >>> from pointsman.domain.request import InferenceRequest
+        >>> from pointsman.domain.worker import Worker, load_of
+        >>> fleet = tuple(Worker(name, model="m", http_address="127.0.0.1:8001") for name in "abcd")
+        >>> request = InferenceRequest("m", "r1", prompt=b'"once"')
+        >>> Affinity().pick(fleet, load_of, request)
+        (<Worker d unified m routable load 0>, 'affinity')
+        >>> fleet[3].in_flight = 3
+        >>> Affinity().pick(fleet, load_of, request)
+        (<Worker a unified m routable load 0>, 'load')
+        """
+        if workers is not self._latest:
+            self._ring = self._ring_of(workers)
+            self._latest = workers
+        loads = {worker.id: load(worker) for worker in workers}
+        position = _key_position(request.prefix_key)
+        owner, chosen = self._ring.place(position, loads, self._load_factor)
+        reason = "affinity" if chosen == owner else "load"
+        return workers[_index_of(workers, chosen)], reason
+
+    def _ring_of(self, workers: "tuple[Worker, ...]") -> Ring:
+        kept = self._tuples.get(id(workers))
+        if kept is not None:
+            return kept[1]
+        ring = self._covering([worker.id for worker in workers])
+        if len(self._tuples) >= TUPLES:
+            del self._tuples[next(iter(self._tuples))]
+        self._tuples[id(workers)] = (workers, ring)
+        return ring
+
+    def _covering(self, ids: list[str]) -> Ring:
+        # A ring of more members answers like the exact one, since those without a load are walked past. That makes a
+        # retry without the failed workers, and a worker that left, free of a rebuild.
+        for ring in self._rings:
+            if len(ring) - len(ids) <= SPARE and all(worker_id in ring for worker_id in ids):
+                return ring
+        ring = Ring(ids, VNODES)
+        self._rings.insert(0, ring)
+        while len(self._rings) > 1 and sum(map(len, self._rings)) > MEMBERS:
+            self._rings.pop()
+        return ring
+
+
+def _index_of(workers: "tuple[Worker, ...]", worker_id: str) -> int:
+    return bisect_left(workers, worker_id, key=_ID)

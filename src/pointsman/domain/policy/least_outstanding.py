@@ -1,0 +1,49 @@
+"""Pick the worker that holds the fewest requests.
+
+Good when requests differ much in size: a worker that is busy with a long one gets no more until the others are as busy.
+It looks at every candidate once.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pointsman.domain.request import InferenceRequest
+    from pointsman.domain.worker import Worker
+
+__all__ = ["LeastOutstanding"]
+
+
+class LeastOutstanding:
+    """The minimum load; among equals the smallest id, or the smallest `rank` of the id where one is given."""
+
+    __slots__ = ("_rank",)
+
+    def __init__(self, rank: Callable[[str], int] | None = None) -> None:
+        self._rank = rank
+
+    def pick(
+        self,
+        workers: "tuple[Worker, ...]",
+        load: "Callable[[Worker], int]",
+        request: "InferenceRequest",
+    ) -> "tuple[Worker, str]":
+        """Return the least loaded worker, reason `load`.
+
+        >>> from pointsman.domain.request import InferenceRequest
+        >>> from pointsman.domain.worker import Worker, load_of
+        >>> a = Worker("a", model="m", http_address="127.0.0.1:8001", queue_depth=2)
+        >>> b = Worker("b", model="m", http_address="127.0.0.1:8002", queue_depth=1)
+        >>> LeastOutstanding().pick((a, b), load_of, InferenceRequest("m", "r1"))[0].id
+        'b'
+        """
+        rank = self._rank
+        best = workers[0]
+        least = load(best)
+        for worker in workers[1:]:
+            candidate = load(worker)
+            if candidate < least:
+                best, least = worker, candidate
+            elif rank is not None and candidate == least and rank(worker.id) < rank(best.id):
+                best = worker
+        return best, "load"

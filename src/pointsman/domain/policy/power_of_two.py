@@ -1,0 +1,55 @@
+"""Two random candidates, the lower load of the two.
+
+With n workers and one random choice each, the fullest holds about ln n / ln ln n more than its share; with the better
+of two it is ln ln n / ln 2, an exponential gain for one more look. Gateways that do not know of each other do not herd
+onto the same idle worker, because each looks at its own random two. It costs the same for 2 and for 1000 workers.
+
+Source: Mitzenmacher, The Power of Two Choices in Randomized Load Balancing, 2001.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pointsman.domain.policy import RandomSource
+    from pointsman.domain.request import InferenceRequest
+    from pointsman.domain.worker import Worker
+
+__all__ = ["PowerOfTwo"]
+
+
+class PowerOfTwo:
+    """The lower load of two distinct random workers; of two equals the one drawn first, so ties are random too."""
+
+    __slots__ = ("_random",)
+
+    def __init__(self, random: "RandomSource") -> None:
+        self._random = random
+
+    def pick(
+        self,
+        workers: "tuple[Worker, ...]",
+        load: "Callable[[Worker], int]",
+        request: "InferenceRequest",
+    ) -> "tuple[Worker, str]":
+        """Return the better of two random workers, reason `load`.
+
+        >>> from random import Random
+        >>> from pointsman.domain.request import InferenceRequest
+        >>> from pointsman.domain.worker import Worker, load_of
+        >>> a = Worker("a", model="m", http_address="127.0.0.1:8001", queue_depth=2)
+        >>> b = Worker("b", model="m", http_address="127.0.0.1:8002", queue_depth=1)
+        >>> PowerOfTwo(Random(1)).pick((a, b), load_of, InferenceRequest("m", "r1"))[0].id
+        'b'
+        """
+        n = len(workers)
+        if n == 1:
+            return workers[0], "load"
+        draw = self._random.random
+        i = int(draw() * n)
+        # The second is drawn from the n - 1 others: those from i on are one place further.
+        j = int(draw() * (n - 1))
+        if j >= i:
+            j += 1
+        first, second = workers[i], workers[j]
+        return (first if load(first) <= load(second) else second), "load"

@@ -1,0 +1,187 @@
+"""The leading bytes of the rendered prompt: what an affinity policy hashes.
+
+Engines cache the KV of prompts in blocks of 16 tokens, about 64 bytes of text, and two requests share a cached block
+only if they begin alike. So the key is the first 64 bytes of the prompt of a plain completion, or of the chat messages
+written as `role LF content LF` in order.
+
+Content that is no text contributes a digest of its value: token ids (the first limit / 4 of them, the same length of
+prompt), lists of prompts, and multimodal content, so that chats about different images part. Content made of text parts
+alone reads like the same text as a string.
+
+The key is bytes and is cut as bytes, maybe inside a character; it is hashed and never decoded. Lone surrogates become
+U+FFFD. Nothing here raises: what is malformed contributes nothing.
+"""
+
+import json
+import re
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+__all__ = ["prefix_key", "render_prefix"]
+
+_TEXT_PARTS = ("text", "input_text", "output_text")
+_UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
+
+# The longest run of whole characters and escapes: where a JSON string that was cut anywhere can be read up to.
+_WHOLE = re.compile(r'(?:[^"\\]+|\\u[0-9a-fA-F]{4}|\\["\\/bfnrt])*')
+_LONE = re.compile("[\ud800-\udfff]")
+_ESCAPE = re.compile(
+    rb"\\(?:(u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
+    re.DOTALL,
+)
+
+
+class _Message(msgspec.Struct):
+    role: msgspec.Raw = msgspec.Raw(b'""')
+    content: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Body(msgspec.Struct):
+    prompt: msgspec.Raw = msgspec.Raw(b"null")
+    messages: msgspec.Raw = msgspec.Raw(b"[]")
+
+
+_BODY = msgspec.json.Decoder(_Body)
+_MESSAGE = msgspec.json.Decoder(_Message)
+_MESSAGES = msgspec.json.Decoder(list[_Message])
+_ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+def prefix_key(body: bytes, limit: int = 64) -> bytes:
+    r"""Return the affinity key of a whole request body, empty for a body that is no JSON object.
+
+    Source: specification, section 2.3.
+
+    >>> prefix_key(b'{"messages": [{"role": "user", "content": "Hi"}]}')
+    b'user\nHi\n'
+    """
+    try:
+        try:
+            parsed = _BODY.decode(body)
+        except msgspec.DecodeError:
+            parsed = _BODY.decode(_mended(body))
+    except _UNREADABLE:
+        return b""
+    return render_prefix(parsed.prompt, parsed.messages, limit)
+
+
+def render_prefix(
+    prompt: bytes | msgspec.Raw | None, messages: bytes | msgspec.Raw | None, limit: int = 64
+) -> bytes:
+    r"""Return the first `limit` bytes of the rendered prompt, from the raw JSON of `prompt` and `messages`.
+
+    Where both are there, the prompt comes first. A string is read only as far as the limit needs.
+
+    >>> render_prefix(None, b'[{"role": "system", "content": "Be brief."}, {"role": "user"}]')
+    b'system\nBe brief.\nuser\n\n'
+    """
+    out = b""
+    try:
+        if prompt is not None:
+            out = _rendered(prompt, limit)
+        if messages is not None and len(out) < limit:
+            for message in _messages(messages):
+                role = _rendered(message.role, limit) if _is_string(message.role) else b""
+                out += b"%b\n%b\n" % (role, _rendered(message.content, limit))
+                if len(out) >= limit:
+                    break
+    except _UNREADABLE:
+        pass
+    return out[:limit]
+
+
+def _messages(raw: bytes | msgspec.Raw) -> list[_Message]:
+    try:
+        return _MESSAGES.decode(raw)
+    except msgspec.DecodeError:
+        items = _ITEMS.decode(_mended(bytes(raw)))
+    # Something in the list is no object: what it is then counts as content without a role.
+    return [
+        _MESSAGE.decode(item) if _head(item, 1) == b"{" else _Message(content=item)
+        for item in items
+    ]
+
+
+def _rendered(raw: bytes | msgspec.Raw, limit: int) -> bytes:
+    # An escape takes at most 6 raw bytes for each byte of text, and a pair of them 12 for one character.
+    head = _head(raw, 6 * limit + 16)
+    match head[:1]:
+        case b'"':
+            return _leading_text(head, limit)
+        case b"n":
+            return b""
+        case b"[" if tokens := _leading_tokens(head, limit):
+            return tokens
+        case b" " | b"\t" | b"\r" | b"\n":
+            return _rendered(bytes(raw).strip(), limit)
+    value = json.loads(str(memoryview(raw), "utf-8", "replace"), strict=False)
+    while isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
+        value = value[0]
+    if isinstance(value, str):
+        return _utf8(value)[:limit]
+    if isinstance(value, list):
+        if value and all(type(item) is int for item in value):
+            return _digest(",".join(map(str, value[: _tokens_in(limit)])))
+        if all(_is_text_part(item) for item in value):
+            return _utf8("".join(part["text"] for part in value))[:limit]
+    return _digest(json.dumps(value, sort_keys=True, separators=(",", ":")))
+
+
+def _leading_text(head: bytes, limit: int) -> bytes:
+    end = head.find(b'"', 1)
+    plain = head[1:end] if end > 0 else head[1:]
+    if b"\\" not in plain:
+        # The cut may fall inside a character, which then lies beyond the limit.
+        return plain[:limit] if plain.isascii() else _utf8(str(plain, "utf-8", "replace"))[:limit]
+    whole = _WHOLE.match(str(head, "utf-8", "replace"), 1)
+    text = json.loads(f'"{whole[0]}"', strict=False) if whole else ""
+    return _utf8(text)[:limit]
+
+
+def _leading_tokens(head: bytes, limit: int) -> bytes | None:
+    # A prompt of token ids may be long, and its first few are all that is needed.
+    count = _tokens_in(limit)
+    pieces = head[1:].split(b",", count)
+    if len(pieces) <= count:
+        last = pieces[-1].rstrip()
+        if not last.endswith(b"]"):
+            return None
+        pieces[-1] = last[:-1]
+    tokens = [piece.strip() for piece in pieces[:count]]
+    if not all(token.isdigit() for token in tokens):
+        return None
+    return _digest(b",".join(tokens).decode())
+
+
+def _tokens_in(limit: int) -> int:
+    return max(limit // 4, 1)
+
+
+def _is_string(raw: bytes | msgspec.Raw) -> bool:
+    return _head(raw, 1) == b'"'
+
+
+def _is_text_part(part: Any) -> bool:
+    return (
+        isinstance(part, dict)
+        and part.get("type") in _TEXT_PARTS
+        and isinstance(part.get("text"), str)
+    )
+
+
+def _head(raw: bytes | msgspec.Raw, size: int) -> bytes:
+    return bytes(memoryview(raw)[:size])
+
+
+def _digest(text: str) -> bytes:
+    return blake2b(text.encode(), digest_size=8).hexdigest().encode()
+
+
+def _utf8(text: str) -> bytes:
+    return _LONE.sub("\ufffd", text).encode()
+
+
+def _mended(raw: bytes) -> bytes:
+    return _ESCAPE.sub(lambda m: b"\\ufffd" if m[2] else m[0], raw)

@@ -1,0 +1,320 @@
+"""Who is alive, and who may take requests: the registry of workers, as a pure object.
+
+A worker is live while `now - last_heartbeat < miss_limit * interval` and routable while it is live, does not report
+draining, and its model is not drained by the operator. With the defaults (3 misses of 2 s) a worker is still there
+5.999 s after its last heartbeat and gone at 6 s. Liveness is by heartbeat alone: nobody has to report a death.
+
+The hot path pays for none of this. `expire` is one float comparison while nothing is due, and `routable` answers the
+same tuple until membership, draining, or a worker's model or role changes; heartbeats that only move numbers write them
+into the `Worker` in place.
+
+What it does not do: no clock (time is an argument), no network, no picking (see `pointsman.domain.policy`).
+"""
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import NamedTuple
+
+from pointsman.domain.worker import Role, Worker
+
+__all__ = ["Ack", "InvalidReport", "Registry", "WorkerReport"]
+
+MEMORY_S = 3600.0
+"""How long a model without workers is still known, so that asking for it is 503 and not 404."""
+
+MEMORY_MODELS = 4096
+"""How many models that memory holds at most; the ones seen longest ago are forgotten first."""
+
+MAX_NAME = 256
+"""The longest worker id or model name, in characters."""
+
+_BY_ID = attrgetter("id")
+_HOST_PORT = re.compile(r"(?:\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]{1,253}):([0-9]{1,5})")
+_ID = re.compile(r"[\x21-\x7e]{1,256}")
+
+
+class InvalidReport(ValueError):
+    """A heartbeat, or a static worker, that makes no sense. Nothing was changed."""
+
+
+class Ack(NamedTuple):
+    """The answer to a heartbeat: `drain` asks the worker to drain, `route_epoch` grows with every route table."""
+
+    drain: bool
+    route_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReport:
+    """One heartbeat: the fields of `tl.control.v1.WorkerStatus`.
+
+    `incarnation` is None where the engine does not send one.
+    """
+
+    worker_id: str
+    http_address: str
+    model: str
+    role: str = "unified"
+    grpc_address: str = ""
+    kv_address: str = ""
+    kv_format: int = 1
+    queue_depth: int = 0
+    running: int = 0
+    kv_free_blocks: int = 0
+    kv_total_blocks: int = 0
+    draining: bool = False
+    incarnation: int | None = None
+
+
+class Registry:
+    """The workers of the fleet, by heartbeat.
+
+    Call `expire(now)` before reading; it is free when nothing is due. `on_join` and `on_leave` are called with the
+    worker when one joins, and when one is evicted or replaced by its next life. They are called after the change is
+    complete, so they may read the registry.
+    """
+
+    def __init__(self, miss_limit: int = 3, interval_s: float = 2.0) -> None:
+        if miss_limit < 1 or interval_s <= 0:
+            raise ValueError("miss_limit must be at least 1 and interval_s above 0")
+        self.lifetime_s = miss_limit * interval_s
+        self.route_epoch = 0
+        self.next_expiry = math.inf
+        """No worker is due before this moment (it may be early, never late); infinity when nobody can expire."""
+        self.on_join: list[Callable[[Worker], None]] = []
+        self.on_leave: list[Callable[[Worker], None]] = []
+        self._workers: dict[str, Worker] = {}
+        self._drained: frozenset[str] = frozenset()
+        self._seen: dict[str, float] = {}
+        self._snapshot: tuple[Worker, ...] | None = ()
+        self._routable: dict[tuple[str, Role], tuple[Worker, ...]] = {}
+        self._stale = False
+
+    # What workers and operators change.
+
+    def beat(self, report: WorkerReport, now: float) -> Ack:
+        """Take one heartbeat that arrived at `now` (seconds, monotonic) and answer it.
+
+        A new incarnation, or a new address, under an old id is a new worker: the old object leaves and a fresh one
+        joins in one step. An incarnation that is omitted is taken to be the known one.
+
+        Raises `InvalidReport` for an empty, over-long or unprintable id or model, an unknown role, a negative number,
+        an address that is not `host:port`, or the id of a static worker. Nothing is changed then.
+        """
+        role = _check(report)
+        self.expire(now)
+        known = self._workers.get(report.worker_id)
+        if known is not None and known.static:
+            raise InvalidReport(f"worker_id {report.worker_id!r} belongs to a static worker")
+        self._remember(report.model, now)
+        if known is not None and _same_life(known, report):
+            self._update(known, report, role, now)
+        else:
+            self._enter(_worker_of(report, role, now), known)
+        return Ack(report.model in self._drained, self.route_epoch)
+
+    def add(self, worker: Worker) -> None:
+        """Add a static worker: it is always live, whatever its `static` flag said.
+
+        Raises `InvalidReport` for an id that is taken or malformed.
+        """
+        if worker.id in self._workers:
+            raise InvalidReport(f"worker_id {worker.id!r} is taken")
+        _check_names(worker.id, worker.model)
+        worker.static = True
+        self._enter(worker, None)
+
+    def expire(self, now: float) -> None:
+        """Evict every worker whose last heartbeat is `miss_limit * interval` seconds old or older."""
+        if now < self.next_expiry:
+            return
+        beating = [worker for worker in self._workers.values() if not worker.static]
+        gone = [w for w in beating if now - w.last_heartbeat >= self.lifetime_s]
+        for worker in gone:
+            del self._workers[worker.id]
+        live = [w.last_heartbeat for w in beating if w.id in self._workers]
+        self.next_expiry = self._due(min(live)) if live else math.inf
+        if gone:
+            self._change()
+            for worker in sorted(gone, key=_BY_ID):
+                _tell(self.on_leave, worker)
+
+    def drain(self, model: str) -> None:
+        """Stop routing to every worker of `model`, also to those that join later, until `undrain`."""
+        self._drained |= {model}
+        self._change()
+
+    def undrain(self, model: str) -> None:
+        """Take `drain` back. A model that is not drained is no error."""
+        self._drained -= {model}
+        self._change()
+
+    def remember(self, model: str, at: float) -> None:
+        """Note that `model` had a worker at `at` (monotonic seconds), for instance before a restart."""
+        if at > self._seen.get(model, -math.inf):
+            self._remember(model, at)
+
+    # What everybody reads.
+
+    @property
+    def drained(self) -> frozenset[str]:
+        """The models that the operator drains."""
+        return self._drained
+
+    def snapshot(self) -> tuple[Worker, ...]:
+        """Return every live worker, draining ones included, sorted by id."""
+        if self._snapshot is None:
+            self._snapshot = tuple(sorted(self._workers.values(), key=_BY_ID))
+        return self._snapshot
+
+    def routable(self, model: str, role: Role) -> tuple[Worker, ...]:
+        """Return the workers that may take a request, sorted by id.
+
+        It is the same tuple object from call to call while the workers in it stay the same, so that policies can keep
+        what they derived from it.
+        """
+        if self._stale:
+            self._index()
+        return self._routable.get((model, role), ())
+
+    def any_routable(self) -> bool:
+        """Tell whether any worker of any role may take a request."""
+        if self._stale:
+            self._index()
+        return bool(self._routable)
+
+    def models(self) -> list[str]:
+        """Return the models of all routable workers, sorted."""
+        if self._stale:
+            self._index()
+        return sorted({model for model, _ in self._routable})
+
+    def knows(self, model: str, now: float) -> bool:
+        """Tell whether a live worker (a draining one counts) or one of the last hour serves `model`."""
+        if now - self._seen.get(model, -math.inf) <= MEMORY_S:
+            return True
+        return any(worker.model == model for worker in self._workers.values())
+
+    def seen(self) -> dict[str, float]:
+        """Return when each model was last seen (monotonic seconds)."""
+        return dict(self._seen)
+
+    # How it is kept.
+
+    def _update(self, worker: Worker, report: WorkerReport, role: Role, now: float) -> None:
+        if (worker.draining, worker.model, worker.role) != (report.draining, report.model, role):
+            self._change()
+        worker.draining = report.draining
+        worker.model = report.model
+        worker.role = role
+        worker.kv_format = report.kv_format
+        worker.queue_depth = report.queue_depth
+        worker.running = report.running
+        worker.kv_free_blocks = report.kv_free_blocks
+        worker.kv_total_blocks = report.kv_total_blocks
+        worker.last_heartbeat = now
+
+    def _enter(self, worker: Worker, former: Worker | None) -> None:
+        self._workers[worker.id] = worker
+        if not worker.static:
+            self.next_expiry = min(self.next_expiry, self._due(worker.last_heartbeat))
+        self._change()
+        if former is not None:
+            _tell(self.on_leave, former)
+        _tell(self.on_join, worker)
+
+    def _remember(self, model: str, at: float) -> None:
+        self._seen[model] = at
+        if len(self._seen) > MEMORY_MODELS:
+            del self._seen[min(self._seen, key=self._seen.__getitem__)]
+
+    def _due(self, last_heartbeat: float) -> float:
+        # One step early, so that rounding in this sum can never hide what `now - last >= lifetime` would find.
+        return math.nextafter(last_heartbeat + self.lifetime_s, -math.inf)
+
+    def _change(self) -> None:
+        self._snapshot = None
+        self._stale = True
+
+    def _index(self) -> None:
+        groups: dict[tuple[str, Role], list[Worker]] = {}
+        for worker in self.snapshot():
+            if not worker.draining and worker.model not in self._drained:
+                groups.setdefault((worker.model, worker.role), []).append(worker)
+        before = self._routable
+        after = {key: tuple(workers) for key, workers in groups.items()}
+        self._routable = {
+            key: before[key] if before.get(key) == workers else workers
+            for key, workers in after.items()
+        }
+        self._stale = False
+
+
+def _tell(listeners: list[Callable[[Worker], None]], worker: Worker) -> None:
+    for listener in listeners:
+        listener(worker)
+
+
+def _same_life(worker: Worker, report: WorkerReport) -> bool:
+    return (
+        report.incarnation in (None, worker.incarnation)
+        and worker.http_address == report.http_address
+        and worker.grpc_address == report.grpc_address
+        and worker.kv_address == report.kv_address
+    )
+
+
+def _worker_of(report: WorkerReport, role: Role, now: float) -> Worker:
+    return Worker(
+        report.worker_id,
+        model=report.model,
+        http_address=report.http_address,
+        role=role,
+        grpc_address=report.grpc_address,
+        kv_address=report.kv_address,
+        kv_format=report.kv_format,
+        queue_depth=report.queue_depth,
+        running=report.running,
+        kv_free_blocks=report.kv_free_blocks,
+        kv_total_blocks=report.kv_total_blocks,
+        draining=report.draining,
+        incarnation=report.incarnation or 0,
+        last_heartbeat=now,
+    )
+
+
+def _check(report: WorkerReport) -> Role:
+    _check_names(report.worker_id, report.model)
+    try:
+        role = Role(report.role)
+    except ValueError:
+        given = report.role[:MAX_NAME]
+        raise InvalidReport(f"role {given!r} is not one of {', '.join(Role)}") from None
+    _check_address("http_address", report.http_address)
+    for name in ("grpc_address", "kv_address"):
+        address = getattr(report, name)
+        if address:
+            _check_address(name, address)
+    for name in ("kv_format", "queue_depth", "running", "kv_free_blocks", "kv_total_blocks"):
+        if getattr(report, name) < 0:
+            raise InvalidReport(f"{name} is negative")
+    if report.incarnation is not None and report.incarnation < 0:
+        raise InvalidReport("incarnation is negative")
+    return role
+
+
+def _check_names(worker_id: str, model: str) -> None:
+    # An id travels in a header (X-TL-Route) and in metric labels, so it is printable ASCII without spaces.
+    if not _ID.fullmatch(worker_id):
+        raise InvalidReport(f"worker_id is not 1 to {MAX_NAME} printable ASCII characters")
+    if not (0 < len(model) <= MAX_NAME and model.isprintable()):
+        raise InvalidReport(f"model is not 1 to {MAX_NAME} printable characters")
+
+
+def _check_address(name: str, address: str) -> None:
+    match = _HOST_PORT.fullmatch(address)
+    if match is None or not 0 < int(match[1]) < 65536:
+        raise InvalidReport(f"{name} {address[:MAX_NAME]!r} is not host:port")

@@ -1,0 +1,162 @@
+"""From a request to a worker: the route table, the registry and the policy, put together.
+
+`route` decides 404 against 503, draws the canary, clamps the cascade step, keeps to the preferred kind of target,
+leaves out the workers that already failed this request, and lets the policy pick among the rest. It never waits and
+sends nothing; trying again is the caller's business (with the failed workers in `excluded`), and so are cascades.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+from pointsman.domain.policy.least_outstanding import LeastOutstanding
+from pointsman.domain.routes import Route, RouteTable, pick_backend
+from pointsman.domain.worker import Role, Worker, load_of
+from pointsman.errors import ModelNotFound, NoCapacity
+
+if TYPE_CHECKING:
+    from pointsman.domain.policy import Policy
+    from pointsman.domain.registry import Registry
+    from pointsman.domain.request import InferenceRequest
+
+__all__ = ["Router", "Target"]
+
+
+class Target:
+    """Where an attempt goes.
+
+    `worker` answers the client (a decode worker when `prefill` is set); `served_model` is what the engine calls the
+    model; `reason` is one of affinity, load, canary, cascade, failover, or what a third-party policy says;
+    `cascade_step` is -1 without a cascade.
+    """
+
+    __slots__ = ("cascade_step", "prefill", "reason", "served_model", "worker")
+
+    def __init__(
+        self,
+        worker: Worker,
+        served_model: str,
+        reason: str,
+        cascade_step: int = -1,
+        prefill: Worker | None = None,
+    ) -> None:
+        self.worker = worker
+        self.served_model = served_model
+        self.reason = reason
+        self.cascade_step = cascade_step
+        self.prefill = prefill
+
+    def __repr__(self) -> str:
+        return f"<Target {self.worker.id} {self.served_model} {self.reason}>"
+
+
+class Router:
+    """Pick a worker for each request; hold the route table."""
+
+    def __init__(self, registry: "Registry", policy: "Policy", table: RouteTable) -> None:
+        self._registry = registry
+        self._policy = policy
+        self._table = table
+        self._prefill_policy = LeastOutstanding()
+        registry.route_epoch = table.epoch
+
+    @property
+    def table(self) -> RouteTable:
+        """The routes in force."""
+        return self._table
+
+    def set_routes(self, routes: Sequence[Route]) -> int:
+        """Replace the whole table and return the new epoch, the former one plus 1.
+
+        Raises `InvalidRoutes`; the table in force stays then.
+        """
+        self._table = RouteTable(routes, self._table.epoch + 1)
+        self._registry.route_epoch = self._table.epoch
+        return self._table.epoch
+
+    def route(
+        self,
+        request: "InferenceRequest",
+        excluded: Collection[Worker] = (),
+        step: int = 0,
+        *,
+        now: float,
+    ) -> Target:
+        """Return where to send `request`, leaving out the `excluded` workers (compared by identity).
+
+        `step` is the cascade step, clamped to the route's cascade. The reason is `failover` whenever a worker is
+        excluded, then `cascade`, then `canary` for a route of several backends, else the policy's own.
+
+        Raises `ModelNotFound` if no route, no live worker and no worker of the last hour names the model, and
+        `NoCapacity` if it is known but nobody can take the request.
+
+        >>> from pointsman.domain.policy.least_outstanding import LeastOutstanding
+        >>> from pointsman.domain.registry import Registry, WorkerReport
+        >>> from pointsman.domain.request import InferenceRequest
+        >>> registry = Registry()
+        >>> _ = registry.beat(WorkerReport("a", "127.0.0.1:8001", "smol"), now=0.0)
+        >>> router = Router(registry, LeastOutstanding(), RouteTable())
+        >>> router.route(InferenceRequest("smol", "r1"), now=5.999)
+        <Target a smol load>
+        >>> router.route(InferenceRequest("smol", "r2"), now=6.0)
+        Traceback (most recent call last):
+        pointsman.errors.NoCapacity: no worker can take a request for the model 'smol' now
+        """
+        registry = self._registry
+        registry.expire(now)
+        route = self._table.lookup(request.model)
+        cascade_step = -1
+        targets: Sequence[str] = ("unified",)
+        reason = ""
+        if route is None:
+            served = request.model
+        else:
+            targets = route.targets
+            if route.cascade:
+                cascade_step = min(max(step, 0), len(route.cascade) - 1)
+                served = route.cascade[cascade_step].model
+                reason = "cascade"
+            else:
+                served = pick_backend(route, request.request_id)
+                if len(route.backends) > 1:
+                    reason = "canary"
+        for target in targets:
+            prefill = None
+            if target == "unified":
+                workers = _without(registry.routable(served, Role.UNIFIED), excluded)
+            else:
+                workers = _without(registry.routable(served, Role.DECODE), excluded)
+                prefills = _without(registry.routable(served, Role.PREFILL), excluded)
+                if not prefills:
+                    continue
+                prefill = self._prefill_policy.pick(prefills, load_of, request)[0]
+            if workers:
+                worker, why = self._policy.pick(workers, load_of, request)
+                if excluded:
+                    reason = "failover"
+                return Target(worker, served, reason or why, cascade_step, prefill)
+        raise self._refusal(request.model, now)
+
+    def ready(self, now: float) -> None:
+        """Raise `NoCapacity` if no worker of any role is routable."""
+        self._registry.expire(now)
+        if not self._registry.any_routable():
+            raise NoCapacity("no worker is routable")
+
+    def models(self, now: float) -> list[str]:
+        """Return the ids for `GET /v1/models`, sorted: those of the table and those of routable workers."""
+        self._registry.expire(now)
+        return sorted({*self._table.models(), *self._registry.models()})
+
+    def _refusal(self, model: str, now: float) -> ModelNotFound | NoCapacity:
+        shown = model if len(model) <= 256 else model[:256] + "..."
+        if self._table.names(model) or self._registry.knows(model, now):
+            return NoCapacity(f"no worker can take a request for the model {shown!r} now")
+        return ModelNotFound(f"the model {shown!r} does not exist")
+
+
+def _without(workers: tuple[Worker, ...], excluded: Collection[Worker]) -> tuple[Worker, ...]:
+    if not excluded:
+        return workers
+    left = tuple([worker for worker in workers if worker not in excluded])
+    # The same object where nothing was taken out: policies recognise tuples by identity.
+    return left if len(left) < len(workers) else workers
