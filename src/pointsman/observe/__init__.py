@@ -1,0 +1,3 @@
+"""What the gateway tells about itself, read from the record of each finished request."""
+
+__all__: list[str] = []

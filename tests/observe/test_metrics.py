@@ -1,0 +1,383 @@
+"""The metrics: names, labels and buckets of the contract, bounded labels, no ghosts, a small price."""
+
+import random
+from timeit import timeit
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from pointsman.domain.registry import Registry, WorkerReport
+from pointsman.domain.request import InferenceRequest
+from pointsman.domain.worker import Role, Worker
+from pointsman.flow.exchange import Exchange
+from pointsman.observe.metrics import Metrics
+
+CHAT = "/v1/chat/completions"
+PATHS = (CHAT, "/v1/completions", "/v1/embeddings", "/v1/models")
+
+Sample = tuple[str, tuple[tuple[str, str], ...]]
+
+
+def exchange(
+    *,
+    model: str = "m",
+    path: str = CHAT,
+    operation: str = "chat",
+    stream: bool = False,
+    status: int = 200,
+    error: str = "",
+    worker: str = "a",
+    failures: tuple[str, ...] = (),
+    attempts: int = 1,
+    first_byte: float = 0.0,
+    took: float = 0.3,
+) -> Exchange:
+    request = InferenceRequest(model, "r", stream=stream, prompt=None, messages=None)
+    x = Exchange(request, path=path, operation=operation, started=100.0)
+    x.status, x.error, x.worker_id = status, error, worker
+    x.failures, x.attempts = list(failures), attempts
+    x.first_byte_at = 100.0 + first_byte if first_byte else 0.0
+    x.finished_at = 100.0 + took
+    return x
+
+
+def samples(metrics: Metrics) -> dict[Sample, float]:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(metrics.render().decode())
+        for sample in family.samples
+    }
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return samples(metrics).get((name, tuple(sorted(labels.items()))))
+
+
+def label_values(metrics: Metrics, name: str, label: str) -> set[str]:
+    return {dict(labels)[label] for found, labels in samples(metrics) if found == name}
+
+
+def bounds(metrics: Metrics, name: str) -> list[float]:
+    return sorted(float(le) for le in label_values(metrics, f"{name}_bucket", "le"))
+
+
+def nobody() -> tuple[Worker, ...]:
+    return ()
+
+
+# ------------------------------------------------------------------ the contract
+
+
+def test_buckets_are_those_of_the_contract() -> None:
+    metrics = Metrics(nobody, PATHS)
+    metrics.finished(exchange(stream=True, first_byte=0.1))
+    inf = float("inf")
+    assert bounds(metrics, "gen_ai_server_time_to_first_token_seconds") == [
+        *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1),
+        *(0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, inf),
+    ]
+    assert bounds(metrics, "gen_ai_server_request_duration_seconds") == [
+        *(0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12),
+        *(10.24, 20.48, 40.96, 81.92, inf),
+    ]
+    assert bounds(metrics, "http_server_request_duration_seconds") == [
+        *(0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1),
+        *(2.5, 5, 7.5, 10, inf),
+    ]
+
+
+def test_one_request_is_counted_under_the_labels_of_the_contract() -> None:
+    metrics = Metrics(nobody, PATHS)
+    metrics.finished(exchange(took=0.25))
+    of_model = {
+        "gen_ai_operation_name": "chat",
+        "gen_ai_request_model": "m",
+        "tl_engine_role": "gateway",
+        "error_type": "",
+    }
+    of_path = {
+        "http_request_method": "POST",
+        "http_route": CHAT,
+        "http_response_status_code": "200",
+    }
+    by_model = "gen_ai_server_request_duration_seconds"
+    by_path = "http_server_request_duration_seconds"
+    assert value(metrics, f"{by_model}_count", **of_model) == 1
+    assert value(metrics, f"{by_model}_sum", **of_model) == 0.25
+    assert value(metrics, f"{by_model}_bucket", le="0.16", **of_model) == 0
+    assert value(metrics, f"{by_model}_bucket", le="0.32", **of_model) == 1
+    assert value(metrics, f"{by_path}_bucket", le="0.1", **of_path) == 0
+    assert value(metrics, f"{by_path}_bucket", le="0.25", **of_path) == 1
+    assert value(metrics, f"{by_path}_sum", **of_path) == 0.25
+    assert (
+        value(metrics, "tl_gateway_requests_total", route=CHAT, code="200", tenant="anonymous") == 1
+    )
+
+
+def test_both_histograms_of_one_search_equal_a_count_by_hand() -> None:
+    draw = random.Random(7)
+    durations = [draw.expovariate(1.0) ** 3 for _ in range(500)] + [0.01, 0.25, 81.92, 10.0, 0.0]
+    metrics = Metrics(nobody, PATHS)
+    for duration in durations:
+        x = exchange(took=0.0)
+        x.started, x.finished_at = 0.0, duration
+        metrics.finished(x)
+    found = samples(metrics)
+    buckets = [
+        (dict(labels)["le"], count) for (name, labels), count in found.items() if "_bucket" in name
+    ]
+    assert len(buckets) == 15 + 15
+    for bound, count in buckets:
+        assert count == sum(duration <= float(bound) for duration in durations), bound
+
+
+def test_errors_are_a_label_of_the_model_and_statuses_one_of_the_path() -> None:
+    metrics = Metrics(nobody, PATHS)
+    metrics.finished(exchange())
+    metrics.finished(exchange(status=503, error="no_capacity"))
+    metrics.finished(exchange(status=503, error="no_capacity"))
+    assert (
+        value(
+            metrics,
+            "gen_ai_server_request_duration_seconds_count",
+            gen_ai_operation_name="chat",
+            gen_ai_request_model="m",
+            tl_engine_role="gateway",
+            error_type="no_capacity",
+        )
+        == 2
+    )
+    name = "tl_gateway_requests_total"
+    assert value(metrics, name, route=CHAT, code="200", tenant="anonymous") == 1
+    assert value(metrics, name, route=CHAT, code="503", tenant="anonymous") == 2
+
+
+# ------------------------------------------------------------------ time to the first token
+
+TTFT = "gen_ai_server_time_to_first_token_seconds_count"
+
+
+def test_s15_the_first_token_is_the_first_body_byte_and_not_the_end_of_the_stream() -> None:
+    metrics = Metrics(nobody, PATHS)
+    metrics.finished(exchange(stream=True, first_byte=0.03, took=60.0))
+    labels = {
+        "gen_ai_operation_name": "chat",
+        "gen_ai_request_model": "m",
+        "tl_engine_role": "gateway",
+    }
+    assert value(metrics, TTFT, **labels) == 1
+    name = "gen_ai_server_time_to_first_token_seconds_bucket"
+    assert value(metrics, name, le="0.02", **labels) == 0
+    assert value(metrics, name, le="0.04", **labels) == 1
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        exchange(stream=False, first_byte=0.1),
+        exchange(stream=True, first_byte=0.0),
+        exchange(stream=True, first_byte=0.1, status=400),
+    ],
+    ids=["plain", "nothing came", "an error"],
+)
+def test_s15_only_successful_streams_have_a_first_token(x: Exchange) -> None:
+    metrics = Metrics(nobody, PATHS)
+    metrics.finished(x)
+    assert TTFT not in {name for name, _ in samples(metrics)}
+
+
+# ------------------------------------------------------------------ bounded labels
+
+
+def test_o02_ten_thousand_models_make_at_most_64_labels_and_other() -> None:
+    metrics = Metrics(nobody, PATHS)
+    for i in range(10_000):
+        metrics.finished(exchange(model=f"m{i}", stream=True, first_byte=0.1))
+    for name in ("gen_ai_server_request_duration_seconds_count", TTFT):
+        models = label_values(metrics, name, "gen_ai_request_model")
+        assert models == {*(f"m{i}" for i in range(64)), "_other"}
+
+
+def test_o02_names_that_no_worker_answered_for_cannot_take_the_labels() -> None:
+    metrics = Metrics(nobody, PATHS)
+    for i in range(1000):
+        metrics.finished(
+            exchange(model=f"x{i}", worker="", attempts=0, status=404, error="model_not_found")
+        )
+    metrics.finished(exchange(model="real"))
+    metrics.finished(exchange(model="real", worker="", attempts=0, status=503, error="no_capacity"))
+    assert label_values(
+        metrics, "gen_ai_server_request_duration_seconds_count", "gen_ai_request_model"
+    ) == {"_other", "real"}
+
+
+def test_o02_unknown_paths_methods_and_errors_are_bounded() -> None:
+    metrics = Metrics(nobody, PATHS)
+    for i in range(1000):
+        metrics.answered(f"M{i}", f"/x/{i}", 404, 0.001)
+        metrics.finished(exchange(status=500, error=f"e{i}"))
+    assert label_values(metrics, "tl_gateway_requests_total", "route") == {CHAT, "_other"}
+    durations = "http_server_request_duration_seconds_count"
+    assert label_values(metrics, durations, "http_request_method") == {"POST", "_other"}
+    errors = label_values(metrics, "gen_ai_server_request_duration_seconds_count", "error_type")
+    assert len(errors) == 65
+    assert "_other" in errors
+    counts = [
+        count
+        for (name, _), count in samples(metrics).items()
+        if name == "gen_ai_server_request_duration_seconds_count"
+    ]
+    assert sum(counts) == 1000
+
+
+def test_an_answer_without_an_exchange_counts_by_its_method() -> None:
+    metrics = Metrics(nobody, PATHS)
+    metrics.answered("GET", "/v1/models", 200, 0.002)
+    metrics.answered("GET", "/v1/models", 200, 0.004)
+    assert (
+        value(
+            metrics,
+            "http_server_request_duration_seconds_sum",
+            http_request_method="GET",
+            http_route="/v1/models",
+            http_response_status_code="200",
+        )
+        == 0.006
+    )
+    name = "tl_gateway_requests_total"
+    assert value(metrics, name, route="/v1/models", code="200", tenant="anonymous") == 2
+
+
+# ------------------------------------------------------------------ attempts and events
+
+
+@pytest.mark.parametrize(
+    ("x", "attempts", "failovers"),
+    [
+        (exchange(), {"answered": 1}, {}),
+        (
+            exchange(failures=("reset", "503"), attempts=3),
+            {"reset": 1, "503": 1, "answered": 1},
+            {"reset": 1, "503": 1},
+        ),
+        (
+            exchange(failures=("refused", "refused"), attempts=2, status=503, error="no_capacity"),
+            {"refused": 2},
+            {"refused": 1},
+        ),
+        (
+            exchange(failures=("reset",), attempts=2, error="timed out", first_byte=0.1),
+            {"reset": 1, "broken": 1},
+            {"reset": 1},
+        ),
+        (exchange(status=499), {"client left": 1}, {}),
+        (exchange(attempts=0, worker="", status=503, error="no_capacity"), {}, {}),
+    ],
+    ids=["answered", "failed over", "gave up", "broke", "client left", "nobody to ask"],
+)
+def test_every_attempt_and_every_failover_is_counted_once(
+    x: Exchange, attempts: dict[str, int], failovers: dict[str, int]
+) -> None:
+    metrics = Metrics(nobody, PATHS)
+    metrics.finished(x)
+    found = samples(metrics)
+    counted = {
+        name: {
+            dict(labels)[label]: count
+            for (sample, labels), count in found.items()
+            if sample == f"tl_gateway_{name}_total"
+        }
+        for name, label in (("attempts", "outcome"), ("failovers", "why"))
+    }
+    assert counted == {"attempts": attempts, "failovers": failovers}
+
+
+def test_clients_that_leave_are_counted_by_stage() -> None:
+    metrics = Metrics(nobody, PATHS)
+    metrics.finished(exchange(status=499))
+    metrics.finished(exchange(status=499, first_byte=0.1, stream=True))
+    metrics.disconnected("sending")
+    for stage in ("waiting", "relaying", "sending"):
+        assert value(metrics, "tl_gateway_client_disconnects_total", stage=stage) == 1
+
+
+def test_events_of_the_data_plane_are_counted() -> None:
+    metrics = Metrics(nobody, PATHS)
+    metrics.stale_resend()
+    metrics.pool_wait()
+    metrics.pool_wait()
+    metrics.fault("heartbeat")
+    metrics.opened("downstream")
+    metrics.opened("downstream")
+    metrics.closed("downstream")
+    metrics.opened("upstream")
+    assert value(metrics, "tl_gateway_stale_connection_resends_total") == 1
+    assert value(metrics, "tl_gateway_pool_waits_total") == 2
+    assert value(metrics, "tl_gateway_faults_total", where="heartbeat") == 1
+    assert value(metrics, "tl_gateway_connections", side="downstream") == 1
+    assert value(metrics, "tl_gateway_connections", side="upstream") == 1
+
+
+def test_the_gateways_own_memory_and_processor_time_are_shown() -> None:
+    metrics = Metrics(nobody, PATHS)
+    assert (value(metrics, "process_resident_memory_bytes") or 0) > 1e6
+    assert value(metrics, "process_cpu_seconds_total") is not None
+
+
+# ------------------------------------------------------------------ live workers
+
+
+def test_workers_are_counted_by_role_and_state() -> None:
+    def fleet() -> tuple[Worker, ...]:
+        return (
+            Worker("a", model="m", http_address="h:1"),
+            Worker("b", model="m", http_address="h:2", draining=True),
+            Worker("c", model="m", http_address="h:3", role=Role.DECODE),
+        )
+
+    metrics = Metrics(fleet, PATHS)
+    counts = {
+        (role, state): value(metrics, "tl_gateway_workers", role=role, state=state)
+        for role in ("unified", "prefill", "decode")
+        for state in ("healthy", "draining")
+    }
+    assert counts == {
+        ("unified", "healthy"): 1,
+        ("unified", "draining"): 1,
+        ("prefill", "healthy"): 0,
+        ("prefill", "draining"): 0,
+        ("decode", "healthy"): 1,
+        ("decode", "draining"): 0,
+    }
+
+
+def test_r01_the_gauges_of_a_dead_worker_go_with_it() -> None:
+    registry = Registry()
+    metrics = Metrics(registry.snapshot, PATHS)
+    registry.beat(WorkerReport("a", "h:1", "m", queue_depth=2), 0.0)
+    registry.snapshot()[0].in_flight = 3
+    assert value(metrics, "tl_gateway_in_flight", worker_id="a") == 3
+    assert value(metrics, "tl_gateway_worker_load", worker_id="a") == 5
+    registry.expire(6.0)
+    assert value(metrics, "tl_gateway_in_flight", worker_id="a") is None
+    assert value(metrics, "tl_gateway_worker_load", worker_id="a") is None
+    assert value(metrics, "tl_gateway_workers", role="unified", state="healthy") == 0
+
+
+def test_a_label_from_outside_cannot_break_the_exposition() -> None:
+    metrics = Metrics(nobody, PATHS)
+    metrics.finished(exchange(model='a"b\\c\nd'))
+    assert label_values(
+        metrics, "gen_ai_server_request_duration_seconds_count", "gen_ai_request_model"
+    ) == {'a"b\\c\nd'}
+
+
+# ------------------------------------------------------------------ the price
+
+
+def test_counting_a_request_is_cheap() -> None:
+    """The promise is 2 us; the bound is wide, so that a busy machine cannot fail it."""
+    metrics = Metrics(nobody, PATHS)
+    x = exchange(stream=True, first_byte=0.1)
+    best = min(timeit(lambda: metrics.finished(x), number=2000) for _ in range(5)) / 2000
+    assert best < 20e-6
