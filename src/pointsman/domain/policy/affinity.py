@@ -87,10 +87,14 @@ class Affinity:
         return ring
 
     def _covering(self, ids: list[str]) -> Ring:
-        # A ring of more members answers like the exact one, since those without a load are walked past. That makes a
-        # retry without the failed workers, and a worker that left, free of a rebuild.
+        # A ring of more members answers like the exact one, since those without a load are walked past. So a retry
+        # without the failed workers and a worker that left cost nothing, and one that joined is added to the ring.
         for ring in self._rings:
-            if len(ring) - len(ids) <= SPARE and all(worker_id in ring for worker_id in ids):
+            absent = [worker_id for worker_id in ids if worker_id not in ring]
+            spare = len(ring) + len(absent) - len(ids)
+            if spare <= SPARE and len(absent) <= len(ids) // 4:
+                for worker_id in absent:
+                    ring.add(worker_id)
                 return ring
         ring = Ring(ids, VNODES)
         self._rings.insert(0, ring)
