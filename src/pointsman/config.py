@@ -204,6 +204,15 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
         float,
         _option("How long running requests may go on after SIGTERM.", unit="seconds", ge=0),
     ] = 30.0
+    shutdown_grace_s: Annotated[
+        float,
+        _option(
+            "How long to go on accepting connections after SIGTERM, already unready, so that "
+            "balancers notice first.",
+            unit="seconds",
+            ge=0,
+        ),
+    ] = 0.0
     state_dir: Annotated[
         str,
         _option(

@@ -4,6 +4,8 @@ The body itself stays raw bytes and goes to the engine as the client sent it. Th
 may look at, `prompt` and `messages`, are kept as raw JSON too, and are rendered only when a policy asks for the key.
 """
 
+import msgspec
+
 from pointsman.domain.prefix import render_prefix
 
 __all__ = ["InferenceRequest"]
@@ -17,7 +19,15 @@ class InferenceRequest:
     `affinity_bytes` is how much of the rendered prompt makes the affinity key.
     """
 
-    __slots__ = ("_prefix_key", "affinity_bytes", "messages", "model", "prompt", "request_id", "stream")
+    __slots__ = (
+        "_prefix_key",
+        "affinity_bytes",
+        "messages",
+        "model",
+        "prompt",
+        "request_id",
+        "stream",
+    )
 
     def __init__(
         self,
@@ -25,8 +35,8 @@ class InferenceRequest:
         request_id: str,
         *,
         stream: bool = False,
-        prompt: bytes | None = None,
-        messages: bytes | None = None,
+        prompt: bytes | msgspec.Raw | None = None,
+        messages: bytes | msgspec.Raw | None = None,
         affinity_bytes: int = 64,
     ) -> None:
         self.model = model

@@ -1,0 +1,5 @@
+"""`python -m pointsman` is `pointsman`."""
+
+from pointsman.cli import main
+
+main()

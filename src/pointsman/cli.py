@@ -1,0 +1,67 @@
+"""The command line: arguments in, one call into the program each."""
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pointsman import __version__
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="pointsman",
+    help="A gateway in front of a fleet of LLM inference engines.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+BAD_CONFIGURATION = 2
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"pointsman {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Pointsman."""
+
+
+@app.command()
+def serve(
+    config: Annotated[
+        Path | None, typer.Option("--config", help="The TOML file.", dir_okay=False)
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="gateway.key=value, over file and environment."),
+    ] = None,
+) -> None:
+    """Run the gateway in the foreground until SIGTERM. Exits 2 on a bad configuration."""
+    from pointsman.app import serve as run
+    from pointsman.config import ConfigError, load
+
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
+    )
+    try:
+        run(load(config, set_ or [], os.environ))
+    except ConfigError as error:
+        typer.echo(f"pointsman: {error}", err=True)
+        raise typer.Exit(BAD_CONFIGURATION) from None
+
+
+def main() -> None:
+    """Run the command line."""
+    app()

@@ -1,0 +1,175 @@
+"""Serves an ordinary ASGI application on our own connections, so that health and admin need no second HTTP server.
+
+One task per request. The whole request body is there when the application starts; what it sends goes out as it comes,
+with its own Content-Length or chunked. WebSockets and lifespan are not offered.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from pointsman.errors import InternalError
+from pointsman.net.clock import Deadlines
+from pointsman.net.downstream import Downstream, Exit, Request
+from pointsman.net.limits import DownstreamLimits
+from pointsman.net.observer import Observer
+from pointsman.wire.framing import LAST_CHUNK, chunk
+from pointsman.wire.http1 import status_line
+from pointsman.wire.replies import error_reply
+
+__all__ = ["AsgiServer"]
+
+logger = logging.getLogger(__name__)
+
+Message = MutableMapping[str, Any]
+Application = Callable[
+    [
+        MutableMapping[str, Any],
+        Callable[[], Awaitable[Message]],
+        Callable[[Message], Awaitable[None]],
+    ],
+    Awaitable[None],
+]
+
+
+class AsgiServer:
+    """Answers every request of a listener with one ASGI application."""
+
+    def __init__(
+        self,
+        application: Application,
+        deadlines: Deadlines,
+        observer: Observer,
+        limits: DownstreamLimits,
+    ) -> None:
+        self.application = application
+        self.deadlines = deadlines
+        self.observer = observer
+        self.limits = limits
+        self.draining = False
+        self.connections: set[Downstream] = set()
+        self.empty = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def serve(self, client: Downstream, request: Request) -> Exit:
+        """Start the application on a request."""
+        call = _Call(self, client, request)
+        task = asyncio.get_running_loop().create_task(call.run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return call
+
+
+class _Call:
+    """One request that an application answers."""
+
+    def __init__(self, server: AsgiServer, client: Downstream, request: Request) -> None:
+        self._server = server
+        self._client = client
+        self._request = request
+        self._keep = request.keep_alive and not server.draining
+        self._received = False
+        self._gone = asyncio.Event()
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._started = False
+        self._chunked = False
+        self._head = b""
+        self._done = False
+
+    async def run(self) -> None:
+        request = self._request
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.4"},
+            "http_version": "1.0" if request.http10 else "1.1",
+            "method": request.method.decode("ascii"),
+            "scheme": "http",
+            "path": unquote_to_bytes(request.path).decode("utf-8", "replace"),
+            "raw_path": request.path,
+            "query_string": request.query,
+            "root_path": "",
+            "headers": request.headers,
+            "client": self._client.transport.get_extra_info("peername"),
+            "server": self._client.transport.get_extra_info("sockname"),
+        }
+        try:
+            await self._server.application(scope, self._receive, self._send)
+        except Exception:
+            logger.exception("the application failed on %s", scope["path"])
+            self._server.observer.fault("asgi")
+        if not self._done and not self._gone.is_set():
+            self._break()
+
+    async def _receive(self) -> Message:
+        if not self._received:
+            self._received = True
+            return {"type": "http.request", "body": self._request.body, "more_body": False}
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Message) -> None:
+        if self._gone.is_set():
+            return
+        if message["type"] == "http.response.start":
+            self._head = self._render(message["status"], list(message.get("headers", ())))
+            return
+        assert message["type"] == "http.response.body", message["type"]
+        body = message.get("body", b"")
+        more = message.get("more_body", False)
+        if self._request.method == b"HEAD":
+            body = b""
+        elif self._chunked:
+            body = (chunk(body) if body else b"") + (b"" if more else LAST_CHUNK)
+        self._client.write(self._head + body)
+        self._head = b""
+        self._started = True
+        if not more:
+            self._done = True
+            self._client.finish(self._keep)
+        elif not self._writable.is_set():
+            await self._writable.wait()
+
+    def _render(self, status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
+        lines = [status_line(status)]
+        lines += [b"%b: %b\r\n" % (name, value) for name, value in headers]
+        if (
+            status >= 200
+            and status != 204
+            and not any(n.lower() == b"content-length" for n, _ in headers)
+        ):
+            self._chunked = not self._request.http10
+            self._keep = self._keep and self._chunked
+            if self._chunked:
+                lines.append(b"transfer-encoding: chunked\r\n")
+        lines.append(b"connection: %b\r\n\r\n" % (b"keep-alive" if self._keep else b"close"))
+        return b"".join(lines)
+
+    def _break(self) -> None:
+        """End what the application left unfinished."""
+        self._done = True
+        if not self._started:
+            self._client.write(error_reply(InternalError("the application failed"), close=True))
+        self._client.finish(False)
+
+    def client_gone(self) -> None:
+        """Let the application hear of it."""
+        self._gone.set()
+        self._writable.set()
+
+    def pause(self) -> None:
+        """Let the application wait with its next message."""
+        self._writable.clear()
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self._writable.set()
+
+    def stop(self) -> None:
+        """End the answer now."""
+        self._gone.set()
+        self._writable.set()
+        if not self._done:
+            self._break()

@@ -1,0 +1,144 @@
+"""Where a request goes: the inference paths to a story, the lists of models to the registry, the rest to 404."""
+
+import asyncio
+import os
+from collections.abc import Iterable
+from urllib.parse import unquote
+
+import msgspec
+
+from pointsman.domain.router import Router
+from pointsman.errors import GatewayError, MethodNotAllowed, NotFound
+from pointsman.flow.attempts import attempts
+from pointsman.flow.exchange import Exchange
+from pointsman.net.clock import Deadlines
+from pointsman.net.downstream import Downstream, Exit, Request
+from pointsman.net.driver import Drive
+from pointsman.net.limits import DownstreamLimits, UpstreamLimits
+from pointsman.net.observer import Observer
+from pointsman.net.pool import Pool
+from pointsman.wire.body import parse_request
+from pointsman.wire.http1 import render_request, request_id_of
+from pointsman.wire.replies import error_reply, model_reply, models_reply
+
+__all__ = ["DataPlane"]
+
+MODELS = b"/v1/models"
+OPERATIONS = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "text_completion",
+    "/v1/embeddings": "embeddings",
+}
+
+
+class DataPlane:
+    """Serves the clients of the API port."""
+
+    def __init__(
+        self,
+        router: Router,
+        pool: Pool,
+        deadlines: Deadlines,
+        observer: Observer,
+        *,
+        paths: Iterable[str],
+        limits: DownstreamLimits,
+        upstream_limits: UpstreamLimits,
+        max_attempts: int = 3,
+        affinity_bytes: int = 64,
+        public_models: bool = False,
+    ) -> None:
+        self.router = router
+        self.pool = pool
+        self.deadlines = deadlines
+        self.observer = observer
+        self.limits = limits
+        self.upstream_limits = upstream_limits
+        self.public_models = public_models
+        self.draining = False
+        self.connections: set[Downstream] = set()
+        self.empty = asyncio.Event()
+        self.empty.set()
+        self._paths = {path.encode(): path for path in paths}
+        self._max_attempts = max_attempts
+        self._affinity_bytes = affinity_bytes
+
+    def serve(self, client: Downstream, request: Request) -> Exit | None:
+        """Answer one request; the returned `Exit` hears of an early end."""
+        path = self._paths.get(request.path)
+        if path is None or request.method != b"POST":
+            self._own(client, request, path)
+            return None
+        random_hex = os.urandom(40).hex()
+        request_id = request_id_of(request.headers) or random_hex[48:]
+        try:
+            inference = parse_request(request.body, request_id, self._affinity_bytes)
+        except GatewayError as error:
+            self._refuse(client, request, path, error, request_id)
+            return None
+        started = self.deadlines.now()
+        x = Exchange(inference, path=path, operation=OPERATIONS.get(path, "other"), started=started)
+        x.deadline = started + self.upstream_limits.total_s
+        drive = Drive(
+            self,
+            client,
+            request,
+            x,
+            attempts(x, self.router, self._max_attempts),
+            render_request(request.headers, request_id, random_hex),
+        )
+        drive.start()
+        return drive
+
+    def public_model(self, x: Exchange) -> bytes:
+        """Return the model id that the client asked for, as JSON."""
+        return msgspec.json.encode(x.model)
+
+    def stop(self) -> None:
+        """End every answer now."""
+        for client in tuple(self.connections):
+            client.stop()
+
+    def _own(self, client: Downstream, request: Request, path: str | None) -> None:
+        """Answer what needs no engine."""
+        try:
+            reply = self._models(request, path)
+        except GatewayError as error:
+            request_id = request_id_of(request.headers) or os.urandom(16).hex()
+            self._refuse(client, request, path or "", error, request_id)
+        else:
+            self.observer.answered("GET", "/v1/models", 200, 0.0)
+            client.write(reply)
+            client.finish(self._keep(request))
+
+    def _models(self, request: Request, path: str | None) -> bytes:
+        if path is not None:
+            raise MethodNotAllowed(f"{path} takes POST only")
+        listed = request.path == MODELS
+        if not listed and not request.path.startswith(MODELS + b"/"):
+            raise NotFound(f"no such path: {request.path[:256].decode('ascii', 'replace')}")
+        if request.method != b"GET":
+            raise MethodNotAllowed("/v1/models takes GET only")
+        models = self.router.models(self.deadlines.now())
+        request_id = request_id_of(request.headers) or os.urandom(16).hex()
+        headers = b"x-request-id: %b\r\n" % request_id.encode()
+        close = not self._keep(request)
+        if listed:
+            return models_reply(models, headers, close=close)
+        model = unquote(request.path[len(MODELS) + 1 :].decode("ascii", "replace"))
+        return model_reply(model, models, headers, close=close)
+
+    def _refuse(
+        self, client: Downstream, request: Request, path: str, error: GatewayError, request_id: str
+    ) -> None:
+        headers = b"x-request-id: %b\r\n" % request_id.encode()
+        if isinstance(error, MethodNotAllowed):
+            headers += b"allow: %b\r\n" % (b"POST" if path else b"GET")
+        keep = self._keep(request)
+        method = request.method.decode("ascii", "replace")
+        self.observer.answered(method, path, error.status, 0.0)
+        client.write(error_reply(error, headers, close=not keep))
+        client.finish(keep)
+
+    def _keep(self, request: Request) -> bool:
+        return request.keep_alive and not self.draining

@@ -1,0 +1,399 @@
+"""One client connection: requests in, in order; one answer at a time out.
+
+llhttp parses. A request is handed on when it is whole, and the next one of a pipeline waits for the answer to the one
+before. What is not HTTP/1.1, or too large, or too slow, is refused in OpenAI's error shape; the connection then closes
+after a moment of reading on, because a reset would destroy an answer that the client has not read yet.
+"""
+
+import asyncio
+from collections import deque
+from enum import Enum
+from math import inf
+from typing import Protocol, cast
+
+import httptools
+
+from pointsman.errors import (
+    BadRequest,
+    BodyTooLarge,
+    GatewayError,
+    HeadTooLarge,
+    NoCapacity,
+    RequestTimeout,
+)
+from pointsman.net.clock import Deadlines
+from pointsman.net.limits import DownstreamLimits
+from pointsman.net.observer import Observer
+from pointsman.wire.http1 import CONTINUE, Headers
+from pointsman.wire.replies import error_reply
+
+__all__ = ["Downstream", "Exit", "Request", "Server"]
+
+PIPELINE_LIMIT = 16
+LINGER_S = 2.0
+LINGER_BYTES = 64 << 20
+
+
+class Request:
+    """One whole request. Header names are lower case; `path` is still percent-encoded."""
+
+    __slots__ = ("body", "headers", "http10", "keep_alive", "method", "path", "query", "target")
+
+    def __init__(self, method: bytes, target: bytes, headers: Headers, body: bytes) -> None:
+        self.method = method
+        self.target = target
+        self.headers = headers
+        self.body = body
+        path = target
+        if not target.startswith(b"/"):  # RFC 9112 section 3.2.2: absolute-form
+            _, scheme, rest = target.partition(b"://")
+            path = b"/" + rest.partition(b"/")[2] if scheme else target
+        self.path, _, self.query = path.partition(b"?")
+        self.http10 = False
+        self.keep_alive = True
+
+
+class Exit(Protocol):
+    """Whoever is answering a request: told when that is of no use any more."""
+
+    def client_gone(self) -> None:
+        """The client closed the connection."""
+
+    def pause(self) -> None:
+        """The client does not read: stop producing."""
+
+    def resume(self) -> None:
+        """The client reads again."""
+
+    def stop(self) -> None:
+        """The gateway stops: end the answer now."""
+
+
+class Server(Protocol):
+    """Who answers requests."""
+
+    draining: bool
+    limits: DownstreamLimits
+    deadlines: Deadlines
+    observer: Observer
+    connections: "set[Downstream]"
+    empty: asyncio.Event  # set while there are no connections
+
+    def serve(self, client: "Downstream", request: Request) -> Exit | None:
+        """Answer, through `client.write` and `client.finish`; return who to tell of an early end."""
+
+
+class Phase(Enum):
+    """What the client is doing."""
+
+    IDLE = "idle"
+    HEAD = "head"
+    BODY = "body"
+    REFUSED = "refused"  # an answer says no; what still comes is thrown away
+    CLOSED = "closed"
+
+
+class Downstream(asyncio.Protocol):
+    """A client connection."""
+
+    __slots__ = (
+        "_body",
+        "_discarded",
+        "_exit",
+        "_head_bytes",
+        "_headers",
+        "_limited",
+        "_parser",
+        "_paused",
+        "_phase",
+        "_reading",
+        "_ready",
+        "_refusal",
+        "_server",
+        "_serving",
+        "_size",
+        "_target",
+        "_unsent",
+        "deadline",
+        "transport",
+        "write",
+    )
+
+    transport: asyncio.Transport
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._parser = httptools.HttpRequestParser(self)
+        self._phase = Phase.IDLE
+        self._limited = Phase.IDLE
+        self._target = b""
+        self._headers: Headers = []
+        self._body: list[bytes] = []
+        self._size = 0
+        self._head_bytes = 0
+        self._refusal: GatewayError | None = None
+        self._ready: deque[Request] = deque()
+        self._serving = False
+        self._exit: Exit | None = None
+        self._paused = False
+        self._reading = True
+        self._unsent = 0
+        self._discarded = 0
+        self.deadline = inf
+
+    # What the transport calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Start to be watched."""
+        server = self._server
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        self.write = self.transport.write
+        server.connections.add(self)
+        server.empty.clear()
+        server.observer.opened("downstream")
+        self.deadline = server.deadlines.now() + server.limits.head_s
+        server.deadlines.add(self)
+        if 0 < server.limits.connections < len(server.connections):
+            self._refusal = NoCapacity("the gateway has as many connections as it may")
+            self._refuse()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell whoever is answering."""
+        self._phase = Phase.CLOSED
+        self.deadline = inf
+        server = self._server
+        server.deadlines.discard(self)
+        server.connections.discard(self)
+        if not server.connections:
+            server.empty.set()
+        server.observer.closed("downstream")
+        self._ready.clear()
+        leaving, self._exit = self._exit, None
+        if leaving is not None:
+            leaving.client_gone()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse, and serve what is whole."""
+        if self._phase is Phase.REFUSED:
+            self._discard(data)
+            return
+        if self._phase is not Phase.BODY:
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            # Nobody has to follow an invitation to another protocol; the request itself stands.
+            self._parser = httptools.HttpRequestParser(self)
+            rest = data[upgrade.args[0] :]
+            if rest:
+                self.data_received(rest)
+                return
+        except httptools.HttpParserError as error:
+            self._refusal = self._refusal or BadRequest(f"not a valid HTTP/1.1 request: {error}")
+        if self._phase is Phase.HEAD and self._head_bytes > self._server.limits.head_bytes:
+            self._refusal = self._refusal or HeadTooLarge("the request head is too large")
+        self._serve_next()
+        if self._phase is not self._limited and not self._serving:
+            self._limit()
+
+    def eof_received(self) -> bool:
+        """Take a half-closed connection as closed: whoever still waits for an answer keeps its side open."""
+        return False
+
+    def pause_writing(self) -> None:
+        """Pass the client's slowness on."""
+        self._paused = True
+        if self._exit is not None:
+            self._exit.pause()
+
+    def resume_writing(self) -> None:
+        """Let the answer flow again."""
+        self._paused = False
+        if self._exit is not None:
+            self._exit.resume()
+
+    def expired(self, now: float) -> None:
+        """Refuse a client that is too slow; close one that is idle or reads nothing."""
+        limits = self._server.limits
+        if self._serving:
+            unsent = self.transport.get_write_buffer_size()
+            if unsent and unsent == self._unsent:
+                self.transport.abort()
+            else:
+                self._unsent = unsent
+                self.deadline = now + limits.stall_s
+        elif self._phase is Phase.HEAD or self._phase is Phase.BODY:
+            what = "head" if self._phase is Phase.HEAD else "body"
+            self._refusal = RequestTimeout(f"the request {what} did not arrive in time")
+            self._refuse()
+        else:
+            self.transport.abort()
+
+    # What llhttp calls.
+
+    def on_message_begin(self) -> None:
+        """Start a request."""
+        self._phase = Phase.HEAD
+        self._target = b""
+        self._headers = []
+        self._body = []
+        self._size = 0
+
+    def on_url(self, url: bytes) -> None:
+        """Take (a part of) the request target."""
+        self._target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header."""
+        self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        """Judge what the head announces, before the body comes."""
+        self._phase = Phase.BODY
+        self._head_bytes = 0
+        limit = self._server.limits.body_bytes
+        http10 = self._parser.get_http_version() == "1.0"
+        expects = False
+        for name, value in self._headers:
+            if name == b"content-length":
+                if int(value) > limit:
+                    self._refusal = BodyTooLarge(f"the request body is over {limit} bytes")
+            elif name == b"transfer-encoding":
+                if value.lower() != b"chunked" or http10:
+                    self._refusal = BadRequest("a transfer coding that this server does not take")
+            elif name == b"expect":
+                expects = value.lower() == b"100-continue" and not http10
+        if expects and self._refusal is None and not self._serving and not self._ready:
+            self.write(CONTINUE)
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of the body."""
+        self._size += len(body)
+        if self._size > self._server.limits.body_bytes:
+            limit = self._server.limits.body_bytes
+            self._refusal = self._refusal or BodyTooLarge(f"the request body is over {limit} bytes")
+            self._body.clear()
+        elif self._refusal is None:
+            self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        """Queue a whole request."""
+        self._phase = Phase.IDLE
+        if self._refusal is not None:
+            return
+        parser = self._parser
+        parts = self._body
+        body = parts[0] if len(parts) == 1 else b"".join(parts)
+        request = Request(parser.get_method(), self._target, self._headers, body)
+        request.keep_alive = parser.should_keep_alive()
+        request.http10 = parser.get_http_version() == "1.0"
+        self._body = []
+        self._ready.append(request)
+        if len(self._ready) >= PIPELINE_LIMIT and self._reading:
+            self._reading = False
+            self.transport.pause_reading()
+
+    # What the server calls.
+
+    def finish(self, keep: bool) -> None:
+        """End the answer: the next request may be served, or the connection closes."""
+        self._serving = False
+        self._exit = None
+        self._unsent = 0
+        if self._phase is Phase.CLOSED:
+            return
+        if not keep:
+            self._ready.clear()
+            if self._phase is Phase.IDLE:
+                self.close()
+            else:
+                self._linger()
+        else:
+            self._limit()
+            # A pipeline of answers that are ready at once must not become a tower of calls.
+            if self._ready or self._refusal is not None:
+                asyncio.get_running_loop().call_soon(self._serve_next)
+
+    def stop(self) -> None:
+        """End the answer that is being given, and close."""
+        if self._exit is not None:
+            self._exit.stop()
+        else:
+            self.close()
+
+    def close_idle(self) -> None:
+        """Close if no request is being answered or read."""
+        if not self._serving and self._phase is Phase.IDLE and not self._ready:
+            self.close()
+
+    def close(self) -> None:
+        """Close once everything written is sent."""
+        if self._phase is not Phase.CLOSED:
+            self._phase = Phase.REFUSED
+            self.deadline = self._server.deadlines.now() + self._server.limits.stall_s
+            self.transport.close()
+
+    @property
+    def paused(self) -> bool:
+        """Whether the client is behind with reading."""
+        return self._paused
+
+    # The rest is how.
+
+    def _serve_next(self) -> None:
+        while not self._serving and self._phase is not Phase.CLOSED:
+            if not self._ready:
+                if self._refusal is not None:
+                    self._refuse()
+                return
+            request = self._ready.popleft()
+            if not self._reading and len(self._ready) < PIPELINE_LIMIT // 2:
+                self._reading = True
+                self.transport.resume_reading()
+            self._serving = True
+            self.deadline = inf
+            self._limited = Phase.CLOSED
+            leaving = self._server.serve(self, request)
+            if self._serving:
+                self._exit = leaving
+                self.deadline = self._server.deadlines.now() + self._server.limits.stall_s
+
+    def _limit(self) -> None:
+        """Set the limit for what the client does now."""
+        limits = self._server.limits
+        self._limited = self._phase
+        if self._phase is Phase.HEAD:
+            seconds = limits.head_s
+        elif self._phase is Phase.BODY:
+            seconds = limits.body_s
+        elif self._phase is Phase.IDLE:
+            seconds = limits.keepalive_s
+        else:
+            return
+        self.deadline = self._server.deadlines.now() + seconds
+
+    def _refuse(self) -> None:
+        """Answer what could not be read, and close."""
+        error = self._refusal
+        assert error is not None
+        self._refusal = None
+        self._server.observer.answered("", "", error.status, 0.0)
+        self.write(error_reply(error, close=True))
+        self._linger()
+
+    def _linger(self) -> None:
+        """Close the sending side, and read on for a moment."""
+        self._phase = Phase.REFUSED
+        self._ready.clear()
+        self._body.clear()
+        self.deadline = self._server.deadlines.now() + LINGER_S
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        if not self._reading:
+            self._reading = True
+            self.transport.resume_reading()
+
+    def _discard(self, data: bytes) -> None:
+        self._discarded += len(data)
+        if self._discarded > LINGER_BYTES:
+            self.transport.abort()

@@ -1,0 +1,350 @@
+"""Runs one story: performs its commands on sockets and feeds the results back.
+
+There is no task and no future per request. A story is a generator; whatever happens next on a socket, an answer, a
+loss, the end of a relay, calls `_run` with the result, which runs the story up to its next command. Between two
+commands a request is nothing but this object.
+
+`_commit` is the one place where anything reaches the client.
+"""
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from pointsman.errors import GatewayError, InternalError, NoCapacity
+from pointsman.flow.effects import (
+    Answer,
+    Broken,
+    ClientGone,
+    Done,
+    Flow,
+    Lost,
+    Relay,
+    Result,
+    Send,
+    Why,
+)
+from pointsman.flow.exchange import Exchange, Stage
+from pointsman.net.pool import Lane
+from pointsman.net.relay import Relay as Pump
+from pointsman.net.upstream import Upstream
+from pointsman.wire.body import with_model
+from pointsman.wire.framing import payload
+from pointsman.wire.http1 import Framing, ResponseHead, render_response
+from pointsman.wire.replies import error_reply
+from pointsman.wire.shape import Chunked, PublicModel, Shape, Unchunked, public_json
+
+if TYPE_CHECKING:
+    from pointsman.net.dataplane import DataPlane
+    from pointsman.net.downstream import Downstream, Request
+
+__all__ = ["Drive"]
+
+logger = logging.getLogger(__name__)
+
+CLIENT_CLOSED = 499
+
+
+class Drive:
+    """One request on its way: the story, the client, and the connection that is asked right now."""
+
+    __slots__ = (
+        "_client",
+        "_connecting",
+        "_flow",
+        "_head",
+        "_lane",
+        "_plane",
+        "_public",
+        "_pump",
+        "_request",
+        "_sent_body",
+        "_sent_head",
+        "_upstream",
+        "deadline",
+        "x",
+    )
+
+    def __init__(
+        self,
+        plane: "DataPlane",
+        client: "Downstream",
+        request: "Request",
+        x: Exchange,
+        flow: Flow,
+        head: bytes,
+    ) -> None:
+        self._plane = plane
+        self._client = client
+        self._request = request
+        self._flow = flow
+        self._head = head
+        self._lane: Lane | None = None
+        self._upstream: Upstream | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._pump: Pump | None = None
+        self._sent_head = b""
+        self._sent_body = b""
+        self._public = b""
+        self.deadline = x.deadline
+        self.x = x
+
+    def start(self) -> None:
+        """Run the story up to its first command."""
+        self._run(None)
+
+    # The story's commands.
+
+    def _run(self, result: Result | None) -> None:
+        self.x.now = self._plane.deadlines.now()
+        try:
+            while True:
+                command = self._flow.send(result)  # type: ignore[arg-type]  # None starts it
+                if type(command) is Send:
+                    self._send(command)
+                    return
+                assert isinstance(command, Relay)
+                result = self._relay(command.answer)
+                if result is None:
+                    return
+        except StopIteration:
+            self._end()
+        except GatewayError as error:
+            self._answer(error)
+        except Exception:
+            logger.exception("request %s failed", self.x.request_id)
+            self._plane.observer.fault("driver")
+            self._fail()
+
+    def _send(self, command: Send) -> None:
+        self._drop_upstream()
+        target = command.target
+        worker = target.worker
+        request = self._request
+        body = request.body
+        if target.served_model != self.x.model:
+            body = with_model(body, target.served_model)
+        query = b"?" + request.query if request.query else b""
+        self._sent_body = body
+        self._sent_head = b"POST %b%b%b HTTP/1.1\r\nhost: %b\r\ncontent-length: %d\r\n%b\r\n" % (
+            worker.base_path.encode(),
+            request.path,
+            query,
+            worker.http_address.encode(),
+            len(body),
+            self._head,
+        )
+        self._lane = lane = self._plane.pool.lane(worker)
+        upstream = lane.take()
+        if upstream is not None:
+            self._upstream = upstream
+            upstream.ask(self, self._sent_head, body)
+        else:
+            self._connecting = lane.connect(self)
+
+    def _relay(self, answer: Answer) -> Result | None:
+        """Commit to an answer. Returns None where the rest of it is still to come."""
+        head = answer.head
+        request = self._request
+        public = self._plane.public_models and not head.encoded
+        if answer.complete:
+            body = answer.body
+            framing = b"content-length: %d\r\n" % len(body)
+            if head.framing is Framing.CHUNKED:
+                if request.http10 or public:
+                    body = payload(body)
+                    framing = b"content-length: %d\r\n" % len(body)
+                else:
+                    framing = b"transfer-encoding: chunked\r\n"
+            elif head.framing is Framing.NONE:
+                framing = b""
+            if public:
+                body = self._public_body(head, body)
+                framing = b"content-length: %d\r\n" % len(body)
+            self._commit(head.status, render_response(head, self._ours(framing)) + body)
+            return Done()
+        upstream = self._upstream
+        assert upstream is not None, "an unfinished answer has its connection"
+        shape = self._shape(head, public)
+        chunked = head.framing is Framing.CHUNKED if shape is None else not request.http10
+        if chunked:
+            framing = b"transfer-encoding: chunked\r\n"
+        elif head.framing is Framing.COUNTED and shape is None:
+            framing = b"content-length: %d\r\n" % head.length
+        else:
+            framing = b""
+            request.keep_alive = False
+        first = answer.body if shape is None else shape.feed(answer.body)
+        self._commit(head.status, render_response(head, self._ours(framing)) + first)
+        limits = self._plane.upstream_limits
+        self._pump = Pump(
+            upstream,
+            self._client.write,
+            framing=head.framing,
+            shape=shape,
+            chunked=chunked,
+            events=head.event_stream,
+            first=answer.body,
+            gap_s=limits.gap_s,
+            total=self.deadline,
+            deadlines=self._plane.deadlines,
+            ended=self._pumped,
+        )
+        if self._client.paused:
+            self._pump.pause()
+        return None
+
+    def _pumped(self, result: Done | Broken) -> None:
+        self._pump = None
+        self._upstream = None
+        if isinstance(result, Broken):
+            self._request.keep_alive = False
+        self._run(result)
+
+    # What the pool and the connection say.
+
+    def connected(self, upstream: Upstream) -> None:
+        """Send, on a new connection."""
+        self._connecting = None
+        self._upstream = upstream
+        upstream.ask(self, self._sent_head, self._sent_body)
+
+    def unreachable(self, lost: Lost) -> None:
+        """Tell the story that there is no connection."""
+        self._connecting = None
+        self._run(lost)
+
+    def answered(self, answer: Answer) -> None:
+        """Tell the story what the engine answered."""
+        if answer.complete:
+            self._upstream = None
+        self._run(answer)
+
+    def lost(self, lost: Lost) -> None:
+        """Tell the story that the attempt failed."""
+        self._upstream = None
+        self._run(lost)
+
+    def stale(self) -> None:
+        """Send once more on a fresh connection: the engine had closed the idle one. The worker did nothing wrong."""
+        assert self._lane is not None
+        self._upstream = None
+        self._plane.observer.stale_resend()
+        self._connecting = self._lane.connect(self)
+
+    # What the client's side says.
+
+    def client_gone(self) -> None:
+        """Close the engine's connection at once, and end the story."""
+        self._drop_upstream()
+        x = self.x
+        if x.stage is Stage.OPEN:
+            x.status = CLIENT_CLOSED
+        x.error = "client_gone"
+        with suppress(ClientGone, StopIteration):
+            self._flow.throw(ClientGone())
+        self._close()
+
+    def pause(self) -> None:
+        """Stop reading from the engine."""
+        if self._pump is not None:
+            self._pump.pause()
+
+    def resume(self) -> None:
+        """Read on."""
+        if self._pump is not None:
+            self._pump.resume()
+
+    def stop(self) -> None:
+        """End now: the gateway's drain deadline has passed."""
+        self._request.keep_alive = False
+        if self._pump is not None:
+            self._pump.break_off(Why.SHUTDOWN)
+        else:
+            self._drop_upstream()
+            self._flow.close()
+            self._answer(NoCapacity("the gateway is shutting down"))
+
+    # The end.
+
+    def _commit(self, status: int, data: bytes) -> None:
+        """Let the first bytes out: from here on there is no other worker."""
+        x = self.x
+        assert x.stage is Stage.OPEN, "a request commits once"
+        x.stage = Stage.COMMITTED
+        x.status = status
+        x.first_byte_at = self._plane.deadlines.now()
+        self._client.write(data)
+
+    def _answer(self, error: GatewayError) -> None:
+        """Answer with an error of the gateway's own."""
+        x = self.x
+        x.error = error.code or error.type
+        headers = b"x-request-id: %b\r\n" % x.request_id.encode()
+        self._commit(error.status, error_reply(error, headers, close=not self._keep))
+        self._end()
+
+    def _fail(self) -> None:
+        """End after an exception that nobody foresaw."""
+        self._drop_upstream()
+        if self.x.stage is Stage.OPEN:
+            self._answer(InternalError("the gateway failed on this request"))
+        else:
+            self.x.error = "internal_error"
+            self._request.keep_alive = False
+            self._end()
+
+    def _end(self) -> None:
+        keep = self._keep
+        self._close()
+        self._client.finish(keep)
+
+    def _close(self) -> None:
+        x = self.x
+        x.stage = Stage.CLOSED
+        x.finished_at = self._plane.deadlines.now()
+        self._plane.observer.finished(x)
+
+    def _drop_upstream(self) -> None:
+        """Stop what is being asked: closing its connection is how an engine learns to abort."""
+        if self._connecting is not None:
+            self._connecting.cancel()
+            self._connecting = None
+        if self._pump is not None:
+            self._pump.abort()
+            self._pump = None
+        elif self._upstream is not None:
+            self._upstream.abort()
+        self._upstream = None
+
+    @property
+    def _keep(self) -> bool:
+        return self._request.keep_alive and not self._plane.draining
+
+    def _ours(self, framing: bytes) -> bytes:
+        """Return the headers of the gateway's own in an answer."""
+        return b"%bx-request-id: %b\r\nconnection: %b\r\n" % (
+            framing,
+            self.x.request_id.encode(),
+            b"keep-alive" if self._keep else b"close",
+        )
+
+    def _shape(self, head: ResponseHead, public: bool) -> Shape | None:
+        """Return what must change on the way of an unfinished answer; normally nothing."""
+        http10 = self._request.http10
+        chunks = head.framing is Framing.CHUNKED
+        if public and head.event_stream:
+            return PublicModel(
+                self._plane.public_model(self.x), chunked_in=chunks, chunked_out=not http10
+            )
+        if chunks:
+            return Unchunked() if http10 else None
+        return Chunked() if head.framing is Framing.UNTIL_CLOSE and not http10 else None
+
+    def _public_body(self, head: ResponseHead, body: bytes) -> bytes:
+        model = self._plane.public_model(self.x)
+        if head.event_stream:
+            shape = PublicModel(model, chunked_in=False, chunked_out=False)
+            return shape.feed(body) + shape.end()
+        return public_json(body, model)

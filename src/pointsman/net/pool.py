@@ -1,0 +1,220 @@
+"""Connections to the engines: one lane per worker, idle ones reused last-in first-out.
+
+Last-in first-out keeps a few connections warm and lets the rest run into the idle limit, which lies below the engines'
+usual five seconds, so that a request seldom meets a connection that its engine has just closed. When it does, the
+driver sends it once more on a fresh one.
+
+A lane belongs to one `Worker` object, that is to one life of an engine. When the registry gives the worker up, its idle
+connections are closed, and requests that wait for a first byte there are failed over at once; streams that already
+reached their clients run on.
+"""
+
+import asyncio
+from collections import deque
+from typing import Protocol
+
+from pointsman.domain.worker import Worker
+from pointsman.flow.effects import Lost, Why
+from pointsman.net.clock import Deadlines
+from pointsman.net.limits import UpstreamLimits
+from pointsman.net.observer import Observer
+from pointsman.net.upstream import Upstream
+
+__all__ = ["Asker", "Lane", "Pool"]
+
+
+class Asker(Protocol):
+    """Who asks for a connection."""
+
+    def connected(self, upstream: Upstream) -> None:
+        """Take a connection that has just been opened or freed."""
+
+    def unreachable(self, lost: Lost) -> None:
+        """Learn that there is none to be had."""
+
+
+class Lane:
+    """The connections to one worker."""
+
+    __slots__ = (
+        "_pool",
+        "busy",
+        "closed",
+        "connecting",
+        "host",
+        "idle",
+        "limits",
+        "open",
+        "port",
+        "waiting",
+        "worker",
+    )
+
+    def __init__(self, pool: "Pool", worker: Worker) -> None:
+        host, _, port = worker.http_address.rpartition(":")
+        self._pool = pool
+        self.worker = worker
+        self.host = host.strip("[]")
+        self.port = int(port)
+        self.limits = pool.limits
+        self.idle: list[Upstream] = []
+        self.connecting: dict[asyncio.Task[None], Asker] = {}
+        self.busy: set[Upstream] = set()
+        self.waiting: deque[asyncio.Future[Upstream | None]] = deque()
+        self.open = 0
+        self.closed = False
+
+    def take(self) -> Upstream | None:
+        """Return the idle connection that was used last, or None."""
+        idle = self.idle
+        while idle:
+            upstream = idle.pop()
+            if not upstream.closing:
+                self.busy.add(upstream)
+                return upstream
+        return None
+
+    def connect(self, asker: Asker) -> "asyncio.Task[None]":
+        """Open a connection for the asker, or wait for a free one where the lane is full.
+
+        The task may be cancelled by the asker, who then hears nothing more.
+        """
+        task = self._pool.own(self._connect(asker))
+        self.connecting[task] = asker
+        task.add_done_callback(self._connected)
+        return task
+
+    def _connected(self, task: "asyncio.Task[None]") -> None:
+        self.connecting.pop(task, None)
+
+    async def _connect(self, asker: Asker) -> None:
+        try:
+            async with asyncio.timeout(self.limits.connect_s):
+                upstream = await self._free() or await self._open()
+        except TimeoutError:
+            lost = Lost(Why.TIMED_OUT, f"no connection to {self.worker.id} within the limit")
+            asker.unreachable(lost)
+        except OSError as error:
+            asker.unreachable(Lost(Why.REFUSED, f"no connection to {self.worker.id}: {error}"))
+        else:
+            self.busy.add(upstream)
+            asker.connected(upstream)
+
+    async def _free(self) -> Upstream | None:
+        """Wait where the lane is full; return a freed connection, or None when one may be opened."""
+        if not self.limits.connections or self.open < self.limits.connections:
+            return None
+        self._pool.observer.pool_wait()
+        free = asyncio.get_running_loop().create_future()
+        self.waiting.append(free)
+        try:
+            upstream: Upstream | None = await free
+        except asyncio.CancelledError:
+            if free.done() and not free.cancelled() and (upstream := free.result()) is not None:
+                self.give(upstream)
+            raise
+        return upstream
+
+    async def _open(self) -> Upstream:
+        self.open += 1
+        self._pool.observer.opened("upstream")
+        try:
+            _, upstream = await asyncio.get_running_loop().create_connection(
+                lambda: Upstream(self, self._pool.deadlines), self.host, self.port
+            )
+        except BaseException:
+            self.left()
+            raise
+        return upstream
+
+    def give(self, upstream: Upstream) -> None:
+        """Take back a connection that may carry another request."""
+        self.busy.discard(upstream)
+        if self.closed or upstream.closing:
+            upstream.abort()
+            return
+        if self.waiting and (waiter := self._next_waiter()) is not None:
+            waiter.set_result(upstream)
+        elif len(self.idle) >= self.limits.idle_max:
+            upstream.abort()
+        else:
+            upstream.deadline = self._pool.deadlines.now() + self.limits.keepalive_s
+            self.idle.append(upstream)
+
+    def lost(self, upstream: Upstream) -> None:
+        """Forget a connection that has closed."""
+        self.busy.discard(upstream)
+        if upstream in self.idle:
+            self.idle.remove(upstream)
+        self.left()
+
+    def left(self) -> None:
+        """Count one connection less, and let one that waits open its own."""
+        self.open -= 1
+        self._pool.observer.closed("upstream")
+        if self.waiting and (waiter := self._next_waiter()) is not None:
+            waiter.set_result(None)
+
+    def close(self, lost: Lost) -> None:
+        """Close what is idle, and fail over what has not committed."""
+        self.closed = True
+        for upstream in self.idle:
+            upstream.abort()
+        self.idle.clear()
+        for task, asker in tuple(self.connecting.items()):
+            task.cancel()
+            asker.unreachable(lost)
+        self.connecting.clear()
+        for upstream in tuple(self.busy):
+            upstream.give_up(lost)
+
+    def _next_waiter(self) -> "asyncio.Future[Upstream | None] | None":
+        while self.waiting:
+            waiter = self.waiting.popleft()
+            if not waiter.done():
+                return waiter
+        return None
+
+
+class Pool:
+    """All lanes, and the tasks that open connections."""
+
+    def __init__(
+        self,
+        limits: UpstreamLimits,
+        deadlines: Deadlines,
+        observer: Observer,
+    ) -> None:
+        self.limits = limits
+        self.deadlines = deadlines
+        self.observer = observer
+        self._lanes: dict[Worker, Lane] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def lane(self, worker: Worker) -> Lane:
+        """Return the worker's lane."""
+        lane = self._lanes.get(worker)
+        if lane is None:
+            lane = self._lanes[worker] = Lane(self, worker)
+        return lane
+
+    def leave(self, worker: Worker) -> None:
+        """Close the lane of a worker that the registry gave up."""
+        lane = self._lanes.pop(worker, None)
+        if lane is not None:
+            lane.close(Lost(Why.EVICTED, f"worker {worker.id} left"))
+
+    def own(self, coroutine: "asyncio._CoroutineLike[None]") -> "asyncio.Task[None]":
+        """Run a coroutine as a task that is kept until it ends."""
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def close(self) -> None:
+        """Close everything; what has not committed fails."""
+        for task in self._tasks:
+            task.cancel()
+        for lane in self._lanes.values():
+            lane.close(Lost(Why.SHUTDOWN, "the gateway is shutting down"))
+        self._lanes.clear()

@@ -1,0 +1,251 @@
+"""HTTP/1.1 heads: what is read of them, and how they are written.
+
+Parsing itself is llhttp's (through httptools), which refuses what smuggling is made of: Content-Length beside
+Transfer-Encoding, two Content-Lengths, bare LF, folded lines, bad tokens. This file adds the rules of a proxy: which
+headers pass (RFC 9110 section 7.6.1), which ones are ours, and where a message ends (RFC 9112 section 6.3).
+Header names are lower case throughout.
+"""
+
+import re
+from enum import Enum
+
+import httptools
+
+__all__ = [
+    "CONTINUE",
+    "Framing",
+    "Headers",
+    "ProtocolError",
+    "ResponseHead",
+    "parse_response_head",
+    "render_request",
+    "render_response",
+    "request_id_of",
+    "status_line",
+    "traceparent",
+]
+
+Headers = list[tuple[bytes, bytes]]
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+HOP_BY_HOP = frozenset(
+    (
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    )
+)
+NOT_UPSTREAM = HOP_BY_HOP | {
+    b"authorization",
+    b"content-length",
+    b"expect",
+    b"host",
+    b"traceparent",
+    b"tracestate",
+    b"x-request-id",
+}
+NOT_DOWNSTREAM = HOP_BY_HOP | {b"content-length", b"x-request-id"}
+INTERNAL = b"x-tl-"
+
+REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+TRACEPARENT = re.compile(rb"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-([0-9a-f]{2})")
+
+REASONS = {
+    200: b"OK",
+    201: b"Created",
+    202: b"Accepted",
+    204: b"No Content",
+    400: b"Bad Request",
+    401: b"Unauthorized",
+    403: b"Forbidden",
+    404: b"Not Found",
+    405: b"Method Not Allowed",
+    408: b"Request Timeout",
+    412: b"Precondition Failed",
+    413: b"Content Too Large",
+    422: b"Unprocessable Content",
+    428: b"Precondition Required",
+    429: b"Too Many Requests",
+    431: b"Request Header Fields Too Large",
+    500: b"Internal Server Error",
+    502: b"Bad Gateway",
+    503: b"Service Unavailable",
+    504: b"Gateway Timeout",
+}
+STATUS_LINES = {n: b"HTTP/1.1 %d %b\r\n" % (n, REASONS.get(n, b"Status")) for n in range(200, 600)}
+
+
+class ProtocolError(Exception):
+    """The peer does not speak HTTP/1.1 as RFC 9112 has it."""
+
+
+class Framing(Enum):
+    """Where a message body ends."""
+
+    NONE = "none"
+    COUNTED = "counted"
+    CHUNKED = "chunked"
+    UNTIL_CLOSE = "until close"
+
+
+class ResponseHead:
+    """The head of an engine's response.
+
+    `length` is the body's bytes for COUNTED, else 0; `reusable` says whether the connection may carry another request
+    after the body; `event_stream` whether the body is Server-Sent Events.
+    """
+
+    __slots__ = ("encoded", "event_stream", "framing", "headers", "length", "reusable", "status")
+
+    def __init__(self, status: int, headers: Headers, keep_alive: bool) -> None:
+        self.status = status
+        self.headers = headers
+        self.length = 0
+        self.event_stream = False
+        self.encoded = False
+        framing = Framing.UNTIL_CLOSE
+        for name, value in headers:
+            if name == b"content-length":
+                if framing is Framing.UNTIL_CLOSE:
+                    framing = Framing.COUNTED
+                    self.length = int(value)
+            elif name == b"transfer-encoding":
+                if value.lower() != b"chunked":
+                    raise ProtocolError("a transfer coding other than chunked")
+                framing = Framing.CHUNKED
+            elif name == b"content-type":
+                self.event_stream = value[:17].lower() == b"text/event-stream"
+            elif name == b"content-encoding":
+                self.encoded = value.lower() != b"identity"
+        if status == 204 or status == 304:
+            framing = Framing.NONE
+        self.framing = framing
+        self.reusable = keep_alive and framing is not Framing.UNTIL_CLOSE
+
+    def get(self, name: bytes) -> bytes | None:
+        """Return the value of the first header of that name."""
+        return next((value for key, value in self.headers if key == name), None)
+
+
+class _Collector:
+    """Collects the headers that httptools reports."""
+
+    __slots__ = ("complete", "headers")
+
+    def __init__(self) -> None:
+        self.headers: Headers = []
+        self.complete = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self.complete = True
+
+
+def parse_response_head(head: bytes) -> ResponseHead:
+    """Parse a response head, given from its status line to its blank line.
+
+    Raises ProtocolError for anything that RFC 9112 does not allow, and for 101 (nobody asked to switch protocols).
+    """
+    collector = _Collector()
+    parser = httptools.HttpResponseParser(collector)
+    try:
+        parser.feed_data(head)
+    except httptools.HttpParserUpgrade:
+        raise ProtocolError("the engine switched protocols") from None
+    except httptools.HttpParserError as error:
+        raise ProtocolError(str(error)) from None
+    if not collector.complete:
+        raise ProtocolError("an incomplete response head")
+    status = parser.get_status_code()
+    # llhttp counts a message that ends with the connection as not kept alive; so do we.
+    return ResponseHead(status, collector.headers, parser.should_keep_alive())
+
+
+def request_id_of(headers: Headers) -> str | None:
+    """Return the client's request id where it is 1 to 128 bytes, all of them visible ASCII."""
+    for name, value in headers:
+        if name == b"x-request-id" and REQUEST_ID.fullmatch(value):
+            return value.decode("ascii")
+    return None
+
+
+def traceparent(incoming: bytes | None, random_hex: str) -> tuple[bytes, bool]:
+    """Return the W3C traceparent for the engine, and whether it continues the client's trace.
+
+    `random_hex` is 48 random hex digits: a trace id for a new trace, and a span id. Source: W3C Trace Context.
+
+    >>> traceparent(None, "a" * 32 + "b" * 16)
+    (b'00-aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa-bbbbbbbbbbbbbbbb-01', False)
+    """
+    span = random_hex[32:48].encode()
+    known = TRACEPARENT.fullmatch(incoming) if incoming is not None else None
+    if known is not None:
+        return b"00-%b-%b-%b" % (known[1], span, known[2]), True
+    return b"00-%b-%b-01" % (random_hex[:32].encode(), span), False
+
+
+def render_request(headers: Headers, request_id: str, random_hex: str) -> bytes:
+    """Render what every attempt sends of the client's headers, and the gateway's own, without the request line.
+
+    Dropped: hop-by-hop headers and those that `Connection` names, credentials, `x-tl-*`, and what is set anew.
+    `Host` and `Content-Length` belong to the attempt and are left to it.
+    """
+    dropped: frozenset[bytes] = NOT_UPSTREAM
+    parent = state = None
+    lines = []
+    for name, value in headers:
+        if name in dropped:
+            if name == b"traceparent":
+                parent = value
+            elif name == b"tracestate":
+                state = value
+            elif name == b"connection":
+                dropped = dropped | _named(value)
+        elif not name.startswith(INTERNAL):
+            lines.append(b"%b: %b\r\n" % (name, value))
+    if dropped is not NOT_UPSTREAM:
+        lines = [line for line in lines if line.partition(b":")[0] not in dropped]
+    trace, continued = traceparent(parent, random_hex)
+    lines.append(b"x-request-id: %b\r\ntraceparent: %b\r\n" % (request_id.encode(), trace))
+    if continued and state is not None:
+        lines.append(b"tracestate: %b\r\n" % state)
+    return b"".join(lines)
+
+
+def render_response(head: ResponseHead, ours: bytes) -> bytes:
+    """Render the head that the client gets: the engine's end-to-end headers, and `ours` (whole lines) after them.
+
+    `ours` carries the framing, the connection header and the request id.
+    """
+    dropped: frozenset[bytes] = NOT_DOWNSTREAM
+    named = head.get(b"connection")
+    if named is not None:
+        dropped = dropped | _named(named)
+    lines = [status_line(head.status)]
+    lines += [
+        b"%b: %b\r\n" % (name, value)
+        for name, value in head.headers
+        if name not in dropped and not name.startswith(INTERNAL)
+    ]
+    lines += ours, b"\r\n"
+    return b"".join(lines)
+
+
+def status_line(status: int) -> bytes:
+    """Return the pre-rendered status line, CRLF included."""
+    return STATUS_LINES.get(status) or b"HTTP/1.1 %d Status\r\n" % status
+
+
+def _named(connection: bytes) -> frozenset[bytes]:
+    """Return the headers that a Connection header names, except those that must not be removed this way."""
+    names = {name.strip().lower() for name in connection.split(b",")}
+    return frozenset(names - {b"content-type", b"content-encoding", b"x-request-id", b"host"})

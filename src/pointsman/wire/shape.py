@@ -1,0 +1,121 @@
+"""What the client gets where it cannot get the engine's bytes as they came.
+
+A shape takes what a cut returned, in the engine's framing, and gives what goes to the client. Normally there is none.
+There is one for a client of HTTP/1.0, which knows no chunks; for an engine whose body ends with the connection, which
+is chunked so that the client can tell an end from a break; and for `response_model = "public"`.
+"""
+
+from typing import Protocol
+
+import msgspec
+
+from pointsman.wire.body import with_fields
+from pointsman.wire.framing import LAST_CHUNK, chunk, payload
+from pointsman.wire.sse import DONE, EventCut, data_of
+
+__all__ = ["Chunked", "PublicModel", "Shape", "Unchunked", "public_json"]
+
+
+class Shape(Protocol):
+    """A change of form on the way to the client."""
+
+    def feed(self, data: bytes) -> bytes:
+        """Return what the client gets now."""
+
+    def end(self) -> bytes:
+        """Return what ends the body, after all that `feed` gave."""
+
+
+class Unchunked:
+    """Chunks to plain bytes, ended by the connection."""
+
+    __slots__ = ()
+
+    def feed(self, data: bytes) -> bytes:
+        """Return the payload of whole chunks."""
+        return payload(data)
+
+    def end(self) -> bytes:
+        """Nothing: the connection closes."""
+        return b""
+
+
+class Chunked:
+    """Plain bytes to chunks."""
+
+    __slots__ = ()
+
+    def feed(self, data: bytes) -> bytes:
+        """Return the data as one chunk."""
+        return chunk(data)
+
+    def end(self) -> bytes:
+        """Return the last chunk."""
+        return LAST_CHUNK
+
+
+class PublicModel:
+    """Writes the model id that the client asked for into every event that names a model.
+
+    `model` is the raw JSON of the public id. Events without one, comments and `[DONE]` pass untouched, and in the
+    others only that value changes.
+    """
+
+    __slots__ = ("_chunked_in", "_chunked_out", "_events", "_model")
+
+    def __init__(self, model: bytes, *, chunked_in: bool, chunked_out: bool) -> None:
+        self._model = model
+        self._events = EventCut()
+        self._chunked_in = chunked_in
+        self._chunked_out = chunked_out
+
+    def feed(self, data: bytes) -> bytes:
+        """Return the events that are whole now, as one chunk."""
+        plain = payload(data) if self._chunked_in else data
+        return self._out(b"".join(map(self._public, self._events.feed(plain))))
+
+    def end(self) -> bytes:
+        """Return the event that was never ended, if there is one, and the last chunk."""
+        rest = self._out(self._public(self._events.rest()))
+        return rest + LAST_CHUNK if self._chunked_out else rest
+
+    def _out(self, data: bytes) -> bytes:
+        return chunk(data) if data and self._chunked_out else data
+
+    def _public(self, event: bytes) -> bytes:
+        data = data_of(event)
+        if not data or data == DONE or b"\n" in data:
+            return event
+        return event.replace(data, public_json(data, self._model), 1)
+
+
+class Named(msgspec.Struct):
+    """The places where an answer names its model: at the top, or in the object of the Responses and Messages APIs."""
+
+    model: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    response: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    message: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+decode_named = msgspec.json.Decoder(Named).decode
+
+
+def public_json(body: bytes, model: bytes) -> bytes:
+    """Return a JSON answer or event with its `model`, and that of a nested `response` or `message`, replaced.
+
+    `model` is raw JSON. What is no JSON object passes untouched, and so does text that merely mentions a model.
+
+    >>> public_json(b'{"id":1,"model":"served-v2","x":"served-v2"}', b'"smol"')
+    b'{"id":1,"model":"smol","x":"served-v2"}'
+    """
+    try:
+        named = decode_named(body)
+    except (msgspec.DecodeError, RecursionError):
+        return body
+    fields: dict[str, bytes] = {}
+    if named.model is not msgspec.UNSET:
+        fields["model"] = model
+    for key, value in (("response", named.response), ("message", named.message)):
+        if value is not msgspec.UNSET and bytes(value)[:1] == b"{":
+            fields[key] = public_json(bytes(value), model)
+    return with_fields(body, fields) if fields else body
