@@ -1,0 +1,124 @@
+"""The registry's wire side: `tl.control.v1.WorkerRegistry/Heartbeat` over gRPC.
+
+Bytes become a `WorkerReport`, the pure `Registry` judges it, its `Ack` becomes bytes. Whatever an
+engine sends, the worst that happens is a status: INVALID_ARGUMENT for nonsense, which changes
+nothing, and INTERNAL for a fault of the gateway, which is counted.
+
+It decides nothing about workers, and has neither authentication nor TLS: the contract is plaintext
+on a trusted network.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from pointsman.domain.registry import InvalidReport, Registry, WorkerReport
+from pointsman.proto.control_pb2 import HeartbeatAck, WorkerStatus
+
+__all__ = ["MESSAGE_LIMIT_BYTES", "SERVICE", "HeartbeatService", "serve_registry"]
+
+logger = logging.getLogger(__name__)
+
+SERVICE = "tl.control.v1.WorkerRegistry"
+
+MESSAGE_LIMIT_BYTES = 4 * 1024 * 1024
+"""Largest message in both directions. Source: contract, section 0."""
+
+REASON_LIMIT = 512
+"""Longest reason in a status: it travels in a header, whose size HTTP/2 peers limit."""
+
+
+class HeartbeatService:
+    """Turns heartbeats into beats of a registry.
+
+    `now` is in seconds of the monotonic clock; `on_fault` is called for an exception that nobody
+    foresaw.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        now: Callable[[], float],
+        on_fault: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._registry = registry
+        self._now = now
+        self._on_fault = on_fault
+
+    def beat(self, message: bytes) -> bytes:
+        """Return the serialized ack of one serialized WorkerStatus.
+
+        Raises InvalidReport, and changes nothing, where the bytes are no sound report.
+        """
+        ack = self._registry.beat(_report(message), self._now())
+        answer = HeartbeatAck(drain=ack.drain, route_epoch=ack.route_epoch)
+        return bytes(answer.SerializeToString())
+
+    async def heartbeat(self, message: bytes, context: Any) -> bytes:
+        """Answer one call of grpc.aio."""
+        try:
+            return self.beat(message)
+        except InvalidReport as error:
+            code, reason = grpc.StatusCode.INVALID_ARGUMENT, str(error)[:REASON_LIMIT]
+        except Exception:
+            self._on_fault()
+            logger.exception("a heartbeat failed")
+            code, reason = grpc.StatusCode.INTERNAL, "the gateway failed on this heartbeat"
+        await context.abort(code, reason)
+        raise AssertionError("abort returned")
+
+    def generic_handler(self) -> Any:
+        """Return the service for `grpc.aio.Server.add_generic_rpc_handlers`.
+
+        Messages stay bytes until `beat`, so that nonsense gets a status of ours.
+        """
+        method = grpc.unary_unary_rpc_method_handler(self.heartbeat)
+        return grpc.method_handlers_generic_handler(SERVICE, {"Heartbeat": method})
+
+
+async def serve_registry(listen: str, service: HeartbeatService) -> tuple[Any, int]:
+    """Start a grpc.aio server and return it with the port that it got.
+
+    `listen` is `host:port`, `:port` (every interface) or `[IPv6]:port`; port 0 lets the kernel
+    choose. Raises OSError where the address cannot be had.
+    """
+    server = grpc.aio.server(
+        options=[
+            ("grpc.max_receive_message_length", MESSAGE_LIMIT_BYTES),
+            ("grpc.max_send_message_length", MESSAGE_LIMIT_BYTES),
+            # Two gateways on one port would each see half of the beats, and evict every worker.
+            ("grpc.so_reuseport", 0),
+        ]
+    )
+    server.add_generic_rpc_handlers((service.generic_handler(),))
+    try:
+        port: int = server.add_insecure_port(f"[::]{listen}" if listen[0] == ":" else listen)
+    except RuntimeError:
+        raise OSError(f"cannot listen on {listen} for heartbeats") from None
+    await server.start()
+    return server, port
+
+
+def _report(message: bytes) -> WorkerReport:
+    try:
+        status = WorkerStatus.FromString(message)
+    except DecodeError:
+        raise InvalidReport("not a WorkerStatus") from None
+    return WorkerReport(
+        worker_id=status.worker_id,
+        http_address=status.http_address,
+        grpc_address=status.grpc_address,
+        kv_address=status.kv_address,
+        role=status.role,
+        model=status.model,
+        kv_format=status.kv_format,
+        queue_depth=status.queue_depth,
+        running=status.running,
+        kv_free_blocks=status.kv_free_blocks,
+        kv_total_blocks=status.kv_total_blocks,
+        draining=status.draining,
+        incarnation=status.incarnation if status.HasField("incarnation") else None,
+    )
