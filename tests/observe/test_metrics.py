@@ -270,7 +270,7 @@ def test_an_answer_without_an_exchange_counts_by_its_method() -> None:
             {"reset": 1, "broken": 1},
             {"reset": 1},
         ),
-        (exchange(status=499), {"client left": 1}, {}),
+        (exchange(status=499, error="client_gone"), {"client_gone": 1}, {}),
         (exchange(attempts=0, worker="", status=503, error="no_capacity"), {}, {}),
     ],
     ids=["answered", "failed over", "gave up", "broke", "client left", "nobody to ask"],
@@ -294,8 +294,8 @@ def test_every_attempt_and_every_failover_is_counted_once(
 
 def test_clients_that_leave_are_counted_by_stage() -> None:
     metrics = Metrics(nobody, PATHS)
-    metrics.finished(exchange(status=499))
-    metrics.finished(exchange(status=499, first_byte=0.1, stream=True))
+    metrics.finished(exchange(status=499, error="client_gone"))
+    metrics.finished(exchange(status=200, error="client_gone", first_byte=0.1, stream=True))
     metrics.disconnected("sending")
     for stage in ("waiting", "relaying", "sending"):
         assert value(metrics, "tl_gateway_client_disconnects_total", stage=stage) == 1

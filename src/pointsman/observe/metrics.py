@@ -26,7 +26,7 @@ from prometheus_client.registry import Collector
 from pointsman.domain.worker import Role, Worker, load_of
 from pointsman.flow.exchange import Exchange
 
-__all__ = ["CLIENT_LEFT", "OTHER", "Metrics"]
+__all__ = ["CLIENT_GONE", "OTHER", "Metrics"]
 
 K = TypeVar("K")
 
@@ -45,8 +45,8 @@ LABEL_LIMIT = 64
 
 OTHER = "_other"
 
-CLIENT_LEFT = 499
-"""The status of a request whose client left before its answer was complete."""
+CLIENT_GONE = "client_gone"
+"""The error of a request whose client left before its answer was complete."""
 
 
 class _Series:
@@ -111,7 +111,7 @@ class Metrics:
 
         if x.attempts:
             self._count_attempts(x)
-        if x.status == CLIENT_LEFT:
+        if x.error == CLIENT_GONE:
             self.disconnected("relaying" if x.first_byte_at else "waiting")
 
     def answered(self, method: str, path: str, status: int, seconds: float) -> None:
@@ -125,9 +125,7 @@ class Metrics:
         series.sum += seconds
 
     def disconnected(self, stage: str) -> None:
-        """Count a client that left early. `finished` does it for status 499; this is for the rest,
-        such as one that leaves while it sends its request.
-        """
+        """Count a client that left before there was an `Exchange`, while it sent its request."""
         _add(self._disconnects, stage)
 
     def stale_resend(self) -> None:
@@ -167,10 +165,8 @@ class Metrics:
         for why in failures[: x.attempts - 1]:
             _add(self._failovers, why)
         if x.attempts > len(failures):
-            if x.status == CLIENT_LEFT:
-                _add(self._attempts, "client left")
-            else:
-                _add(self._attempts, "broken" if x.error else "answered")
+            ended = "broken" if x.error else "answered"
+            _add(self._attempts, CLIENT_GONE if x.error == CLIENT_GONE else ended)
 
     # What a scrape makes of it.
 
