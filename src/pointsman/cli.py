@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from pointsman import __version__
+from pointsman.cli_config import config_app
 
 __all__ = ["app", "main"]
 
@@ -19,6 +20,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+app.add_typer(config_app, name="config")
 
 BAD_CONFIGURATION = 2
 

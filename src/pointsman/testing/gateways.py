@@ -1,0 +1,37 @@
+"""A whole gateway on loopback ports of the kernel's choice, for tests over real sockets."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from pointsman.app import Gateway
+from pointsman.config import Config, GatewayConfig, StaticWorker
+
+__all__ = ["running"]
+
+ANY = "127.0.0.1:0"
+
+
+@asynccontextmanager
+async def running(
+    workers: Mapping[str, str] | None = None, *, model: str = "m", **options: Any
+) -> AsyncIterator[Gateway]:
+    """Run a gateway over static workers, given as id -> `host:port`, that all serve `model`.
+
+    `options` are those of the configuration. The default policy is least_outstanding, so that ties go to the smallest
+    id and a test knows who is asked first.
+    """
+    static = tuple(
+        StaticWorker(id=name, url=f"http://{address}", model=model)
+        for name, address in (workers or {}).items()
+    )
+    options.setdefault("route_policy", "least_outstanding")
+    config = GatewayConfig(
+        listen=ANY, health_listen=ANY, registry_listen=ANY, workers=static, **options
+    )
+    gateway = Gateway(Config(gateway=config))
+    await gateway.start()
+    try:
+        yield gateway
+    finally:
+        await gateway.stop()

@@ -1,0 +1,43 @@
+"""Failover before the first byte, and none after it, over real sockets."""
+
+import pytest
+
+from pointsman.testing.client import Client, post
+from pointsman.testing.gateways import running
+from pointsman.testing.origin import (
+    Origin,
+    answers,
+    dead_address,
+    event,
+    resets,
+    sse_chunk,
+    sse_head,
+    streams,
+)
+from pointsman.wire.sse import ERROR_EVENT
+
+pytestmark = pytest.mark.anyio
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+async def test_failover_before_first_byte() -> None:
+    async with Origin(answers({"no": 1}, 503)) as full, Origin(answers({"ok": 1})) as good:
+        workers = {"a": dead_address(), "b": full.address, "c": good.address}
+        async with running(workers) as gateway, Client(gateway.address) as client:
+            response = await client.ask(post(CHAT))
+        assert (response.status, response.body) == (200, b'{"ok":1}')
+        assert len(full.requests) == 1
+        assert len(good.requests) == 1
+
+
+async def test_no_splice_after_first_byte() -> None:
+    dying = resets(sse_head() + sse_chunk(event("The cat")))
+    async with Origin(dying) as first, Origin(streams("The", "dog")) as second:
+        workers = {"a": first.address, "b": second.address}
+        async with running(workers) as gateway, Client(gateway.address) as client:
+            response = await client.ask(post(CHAT | {"stream": True}))
+        assert response.status == 200
+        assert response.body == event("The cat") + ERROR_EVENT
+        assert response.complete
+        assert second.requests == []
