@@ -1,7 +1,7 @@
 """Where a request goes: the inference paths to a story, the lists of models to the registry, the rest to 404."""
 
 import asyncio
-import os
+import random
 from collections.abc import Iterable
 from urllib.parse import unquote
 
@@ -59,6 +59,7 @@ class DataPlane:
         self.connections: set[Downstream] = set()
         self.empty = asyncio.Event()
         self.empty.set()
+        self._random = random.Random()
         self._paths = {path.encode(): path for path in paths}
         self._max_attempts = max_attempts
         self._affinity_bytes = affinity_bytes
@@ -69,7 +70,7 @@ class DataPlane:
         if path is None or request.method != b"POST":
             self._own(client, request, path)
             return None
-        random_hex = os.urandom(40).hex()
+        random_hex = self._random_hex()
         request_id = request_id_of(request.headers) or random_hex[48:]
         try:
             inference = parse_request(request.body, request_id, self._affinity_bytes)
@@ -104,7 +105,7 @@ class DataPlane:
         try:
             reply = self._models(request, path)
         except GatewayError as error:
-            request_id = request_id_of(request.headers) or os.urandom(16).hex()
+            request_id = request_id_of(request.headers) or self._random_hex()[48:]
             self._refuse(client, request, path or "", error, request_id)
         else:
             self.observer.answered("GET", "/v1/models", 200, 0.0)
@@ -120,7 +121,7 @@ class DataPlane:
         if request.method != b"GET":
             raise MethodNotAllowed("/v1/models takes GET only")
         models = self.router.models(self.deadlines.now())
-        request_id = request_id_of(request.headers) or os.urandom(16).hex()
+        request_id = request_id_of(request.headers) or self._random_hex()[48:]
         headers = b"x-request-id: %b\r\n" % request_id.encode()
         close = not self._keep(request)
         if listed:
@@ -139,6 +140,10 @@ class DataPlane:
         self.observer.answered(method, path, error.status, 0.0)
         client.write(error_reply(error, headers, close=not keep))
         client.finish(keep)
+
+    def _random_hex(self) -> str:
+        """Return 80 hex digits: 48 for a trace, 32 for a request id. They are unique, not secret."""
+        return f"{self._random.getrandbits(320):080x}"
 
     def _keep(self, request: Request) -> bool:
         return request.keep_alive and not self.draining
