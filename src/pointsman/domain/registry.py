@@ -32,7 +32,9 @@ MAX_NAME = 256
 """The longest worker id or model name, in characters."""
 
 _BY_ID = attrgetter("id")
-_HOST_PORT = re.compile(r"(?:\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]{1,253}):([0-9]{1,5})")
+_HOST_PORT = re.compile(
+    r"(?:\[[0-9A-Fa-f:.]{2,45}(?:%[A-Za-z0-9._-]{1,15})?\]|[A-Za-z0-9._-]{1,253}):([0-9]{1,5})"
+)
 _ID = re.compile(r"[\x21-\x7e]{1,256}")
 
 

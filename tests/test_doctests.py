@@ -1,0 +1,25 @@
+"""The examples in the docstrings of the pure layer are true."""
+
+import doctest
+import importlib
+import pkgutil
+
+import pytest
+
+import pointsman.domain
+import pointsman.testing
+
+MODULES = sorted(
+    module.name
+    for package in (pointsman.domain, pointsman.testing)
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + ".")
+)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_of_a_module_run_as_shown(name: str) -> None:
+    assert doctest.testmod(importlib.import_module(name)).failed == 0
+
+
+def test_every_module_of_the_domain_is_among_them() -> None:
+    assert {"pointsman.domain.registry", "pointsman.domain.policy.affinity"} <= set(MODULES)
