@@ -32,7 +32,7 @@ class WorkerStatus(_message.Message):
     kv_total_blocks: int
     draining: bool
     incarnation: int
-    def __init__(self, worker_id: _Optional[str] = ..., http_address: _Optional[str] = ..., grpc_address: _Optional[str] = ..., kv_address: _Optional[str] = ..., role: _Optional[str] = ..., model: _Optional[str] = ..., kv_format: _Optional[int] = ..., queue_depth: _Optional[int] = ..., running: _Optional[int] = ..., kv_free_blocks: _Optional[int] = ..., kv_total_blocks: _Optional[int] = ..., draining: _Optional[bool] = ..., incarnation: _Optional[int] = ...) -> None: ...
+    def __init__(self, worker_id: _Optional[str] = ..., http_address: _Optional[str] = ..., grpc_address: _Optional[str] = ..., kv_address: _Optional[str] = ..., role: _Optional[str] = ..., model: _Optional[str] = ..., kv_format: _Optional[int] = ..., queue_depth: _Optional[int] = ..., running: _Optional[int] = ..., kv_free_blocks: _Optional[int] = ..., kv_total_blocks: _Optional[int] = ..., draining: bool = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class HeartbeatAck(_message.Message):
     __slots__ = ("drain", "route_epoch")
@@ -40,4 +40,4 @@ class HeartbeatAck(_message.Message):
     ROUTE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     drain: bool
     route_epoch: int
-    def __init__(self, drain: _Optional[bool] = ..., route_epoch: _Optional[int] = ...) -> None: ...
+    def __init__(self, drain: bool = ..., route_epoch: _Optional[int] = ...) -> None: ...
