@@ -1,0 +1,15 @@
+# Each target is one line; scripts/check and scripts/demo set up what they need by themselves.
+BIN ?= .venv/bin
+
+.PHONY: setup fmt lint type test mutants check bench docs proto
+
+setup:   ; scripts/setup dev engine
+fmt:     ; $(BIN)/ruff format . && $(BIN)/ruff check --fix .
+lint:    ; $(BIN)/ruff format --check . && $(BIN)/ruff check .
+type:    ; $(BIN)/mypy
+test:    ; $(BIN)/pytest
+mutants: ; $(BIN)/python tests/mutants/run.py
+check:   ; scripts/check
+bench:   ; $(BIN)/python bench/compare.py nginx sglang-router pointsman
+docs:    ; $(BIN)/pointsman config reference > docs/config.md
+proto:   ; $(BIN)/python -m pointsman.proto
