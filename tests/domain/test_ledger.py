@@ -1,5 +1,7 @@
 """A lease counts exactly once, whatever happens to the request or to its worker."""
 
+from collections.abc import Generator
+
 import pytest
 
 from pointsman.domain.ledger import take
@@ -43,7 +45,7 @@ def test_r01_b08_every_exit_gives_the_lease_back() -> None:
             return a.in_flight
 
     def is_abandoned_at_a_yield() -> None:
-        def story():  # type: ignore[no-untyped-def]
+        def story() -> Generator[None, None, None]:
             with take(a):
                 yield
 
