@@ -1,8 +1,8 @@
 """Smooth weighted round robin: spread requests in proportion to KV capacity, without runs.
 
 On every pick each candidate's counter grows by its weight; the largest counter wins and pays the sum of all weights.
-Worked example: weights 3 (big) and 1 (small) give big, big, small, big, repeating. Over any whole cycle the split is
-exact, and between cycles no worker is ever more than one request away from its share.
+Worked example: weights 3 (big) and 1 (small) give big, big, small, big, repeating. Over any whole cycle (as many picks
+as the weights sum to) the split is exact.
 
 Source: the smooth weighted round robin of nginx (2012).
 """
