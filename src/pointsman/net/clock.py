@@ -57,4 +57,6 @@ class Deadlines:
         self._timer = self._loop.call_later(TICK_S, self._tick) if self._watched else None
         now = self.now()
         for limited in [each for each in self._watched if each.deadline <= now]:
-            limited.expired(now)
+            # What an earlier one did may have given it another deadline.
+            if limited.deadline <= now:
+                limited.expired(now)

@@ -138,7 +138,12 @@ class DataPlane:
         keep = self._keep(request)
         method = request.method.decode("ascii", "replace")
         self.observer.answered(method, path, error.status, 0.0)
-        client.write(error_reply(error, headers, close=not keep))
+        reply = error_reply(error, headers, close=not keep)
+        if (
+            request.method == b"HEAD"
+        ):  # Its answer ends with the head, whatever length that announces.
+            reply = reply[: reply.index(b"\r\n\r\n") + 4]
+        client.write(reply)
         client.finish(keep)
 
     def _random_hex(self) -> str:

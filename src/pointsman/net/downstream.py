@@ -18,6 +18,7 @@ from pointsman.errors import (
     BodyTooLarge,
     GatewayError,
     HeadTooLarge,
+    MethodNotAllowed,
     NoCapacity,
     RequestTimeout,
 )
@@ -100,6 +101,8 @@ class Downstream(asyncio.Protocol):
         "_body",
         "_discarded",
         "_exit",
+        "_expects",
+        "_fields",
         "_head_bytes",
         "_headers",
         "_limited",
@@ -131,6 +134,8 @@ class Downstream(asyncio.Protocol):
         self._body: list[bytes] = []
         self._size = 0
         self._head_bytes = 0
+        self._fields = 0
+        self._expects = False
         self._refusal: GatewayError | None = None
         self._ready: deque[Request] = deque()
         self._serving = False
@@ -177,20 +182,14 @@ class Downstream(asyncio.Protocol):
         if self._phase is Phase.REFUSED:
             self._discard(data)
             return
-        if self._phase is not Phase.BODY:
-            self._head_bytes += len(data)
+        self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            # Nobody has to follow an invitation to another protocol; the request itself stands.
-            self._parser = httptools.HttpRequestParser(self)
-            rest = data[upgrade.args[0] :]
-            if rest:
-                self.data_received(rest)
-                return
+            self._decline(memoryview(data)[upgrade.args[0] :])
         except httptools.HttpParserError as error:
-            self._refusal = self._refusal or BadRequest(f"not a valid HTTP/1.1 request: {error}")
-        if self._phase is Phase.HEAD and self._head_bytes > self._server.limits.head_bytes:
+            self._malformed(error)
+        if self._head_bytes > self._server.limits.head_bytes and self._phase is not Phase.IDLE:
             self._refusal = self._refusal or HeadTooLarge("the request head is too large")
         self._serve_next()
         if self._phase is not self._limited and not self._serving:
@@ -211,12 +210,14 @@ class Downstream(asyncio.Protocol):
         self._paused = False
         if self._exit is not None:
             self._exit.resume()
+        else:
+            self._serve_next()
 
     def expired(self, now: float) -> None:
         """Refuse a client that is too slow; close one that is idle or reads nothing."""
         limits = self._server.limits
-        if self._serving:
-            unsent = self.transport.get_write_buffer_size()
+        unsent = self.transport.get_write_buffer_size()
+        if self._serving or unsent:
             if unsent and unsent == self._unsent:
                 self.transport.abort()
             else:
@@ -249,11 +250,19 @@ class Downstream(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         """Judge what the head announces, before the body comes."""
+        if self._parser.should_upgrade():  # `_decline` starts over.
+            return
         self._phase = Phase.BODY
+        if self._head_bytes > self._server.limits.head_bytes:
+            self._weigh()
         self._head_bytes = 0
+        self._fields = len(self._headers)
         limit = self._server.limits.body_bytes
-        http10 = self._parser.get_http_version() == "1.0"
-        expects = False
+        version = self._parser.get_http_version()
+        http10 = version == "1.0"
+        if version != "1.1" and not http10:
+            self._refusal = BadRequest(f"HTTP/{version} is not spoken here")
+        self._expects = False
         for name, value in self._headers:
             if name == b"content-length":
                 if int(value) > limit:
@@ -262,12 +271,14 @@ class Downstream(asyncio.Protocol):
                 if value.lower() != b"chunked" or http10:
                     self._refusal = BadRequest("a transfer coding that this server does not take")
             elif name == b"expect":
-                expects = value.lower() == b"100-continue" and not http10
-        if expects and self._refusal is None and not self._serving and not self._ready:
-            self.write(CONTINUE)
+                self._expects = value.lower() == b"100-continue" and not http10
+        if self._expects:
+            self._invite()
 
     def on_body(self, body: bytes) -> None:
         """Take a part of the body."""
+        self._head_bytes = 0
+        self._expects = False
         self._size += len(body)
         if self._size > self._server.limits.body_bytes:
             limit = self._server.limits.body_bytes
@@ -278,10 +289,14 @@ class Downstream(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """Queue a whole request."""
+        parser = self._parser
+        if parser.should_upgrade():
+            return
         self._phase = Phase.IDLE
+        self._expects = False
         if self._refusal is not None:
             return
-        parser = self._parser
+        del self._headers[self._fields :]  # Trailers are no headers.
         parts = self._body
         body = parts[0] if len(parts) == 1 else b"".join(parts)
         request = Request(parser.get_method(), self._target, self._headers, body)
@@ -310,6 +325,8 @@ class Downstream(asyncio.Protocol):
                 self._linger()
         else:
             self._limit()
+            if self._expects:
+                self._invite()
             # A pipeline of answers that are ready at once must not become a tower of calls.
             if self._ready or self._refusal is not None:
                 asyncio.get_running_loop().call_soon(self._serve_next)
@@ -341,7 +358,8 @@ class Downstream(asyncio.Protocol):
     # The rest is how.
 
     def _serve_next(self) -> None:
-        while not self._serving and self._phase is not Phase.CLOSED:
+        # Who does not read answers gets no more of them.
+        while not self._serving and not self._paused and self._phase is not Phase.CLOSED:
             if not self._ready:
                 if self._refusal is not None:
                     self._refuse()
@@ -371,6 +389,45 @@ class Downstream(asyncio.Protocol):
         else:
             return
         self.deadline = self._server.deadlines.now() + seconds
+
+    def _invite(self) -> None:
+        """Tell a client that waits for it to send its body, unless an answer is still due before that."""
+        if self._refusal is None and not self._serving and not self._ready:
+            self._expects = False
+            self.write(CONTINUE)
+
+    def _weigh(self) -> None:
+        """Refuse a head that came in one piece with more than a head may have."""
+        size = len(self._target) + sum(len(name) + len(value) + 4 for name, value in self._headers)
+        if size > self._server.limits.head_bytes:
+            self._refusal = HeadTooLarge("the request head is too large")
+
+    def _decline(self, rest: memoryview) -> None:
+        """Take a request that invites to another protocol as if it did not, and read on.
+
+        llhttp ends such a request at its head, whatever body it announces; what follows would be read as a request of
+        its own. So the parser starts over, with the same head without the invitation.
+        """
+        while True:
+            method, version = self._parser.get_method(), self._parser.get_http_version().encode()
+            if method == b"CONNECT":
+                self._refusal = self._refusal or MethodNotAllowed("CONNECT is not served")
+                return
+            fields = [b"%b: %b\r\n" % field for field in self._headers if field[0] != b"upgrade"]
+            head = b"%b %b HTTP/%b\r\n%b\r\n" % (method, self._target, version, b"".join(fields))
+            self._parser = httptools.HttpRequestParser(self)
+            try:
+                self._parser.feed_data(head)
+                self._parser.feed_data(rest)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                rest = rest[upgrade.args[0] :]
+            except httptools.HttpParserError as error:
+                self._malformed(error)
+                return
+
+    def _malformed(self, error: httptools.HttpParserError) -> None:
+        self._refusal = self._refusal or BadRequest(f"not a valid HTTP/1.1 request: {error}")
 
     def _refuse(self) -> None:
         """Answer what could not be read, and close."""

@@ -44,6 +44,7 @@ __all__ = ["Drive"]
 logger = logging.getLogger(__name__)
 
 CLIENT_CLOSED = 499
+FULL = 429
 
 
 class Drive:
@@ -147,7 +148,7 @@ class Drive:
         """Commit to an answer. Returns None where the rest of it is still to come."""
         head = answer.head
         request = self._request
-        public = self._plane.public_models and not head.encoded
+        public = self._plane.public_models and not head.encoded and head.framing is not Framing.NONE
         if answer.complete:
             body = answer.body
             framing = b"content-length: %d\r\n" % len(body)
@@ -162,6 +163,8 @@ class Drive:
             if public:
                 body = self._public_body(head, body)
                 framing = b"content-length: %d\r\n" % len(body)
+            if head.status == FULL and head.get(b"retry-after") is None:
+                framing += b"retry-after: 1\r\n"
             self._commit(head.status, render_response(head, self._ours(framing)) + body)
             return Done()
         upstream = self._upstream
@@ -262,7 +265,6 @@ class Drive:
         if self._pump is not None:
             self._pump.break_off(Why.SHUTDOWN)
         else:
-            self._drop_upstream()
             self._flow.close()
             self._answer(NoCapacity("the gateway is shutting down"))
 
@@ -279,6 +281,7 @@ class Drive:
 
     def _answer(self, error: GatewayError) -> None:
         """Answer with an error of the gateway's own."""
+        self._drop_upstream()
         x = self.x
         x.error = error.code or error.type
         headers = b"x-request-id: %b\r\n" % x.request_id.encode()

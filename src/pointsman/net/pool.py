@@ -11,7 +11,7 @@ reached their clients run on.
 
 import asyncio
 from collections import deque
-from typing import Protocol
+from typing import Protocol, cast
 
 from pointsman.domain.worker import Worker
 from pointsman.flow.effects import Lost, Why
@@ -88,42 +88,62 @@ class Lane:
         self.connecting.pop(task, None)
 
     async def _connect(self, asker: Asker) -> None:
+        lost: Lost | None = None
         try:
             async with asyncio.timeout(self.limits.connect_s):
                 upstream = await self._free() or await self._open()
         except TimeoutError:
             lost = Lost(Why.TIMED_OUT, f"no connection to {self.worker.id} within the limit")
-            asker.unreachable(lost)
         except OSError as error:
-            asker.unreachable(Lost(Why.REFUSED, f"no connection to {self.worker.id}: {error}"))
+            lost = Lost(Why.REFUSED, f"no connection to {self.worker.id}: {error}")
+        # The asker's answer may be to evict this worker, and `close` must not tell it a second time.
+        self.connecting.pop(cast("asyncio.Task[None]", asyncio.current_task()), None)
+        if lost is not None:
+            asker.unreachable(lost)
         else:
             self.busy.add(upstream)
             asker.connected(upstream)
 
     async def _free(self) -> Upstream | None:
-        """Wait where the lane is full; return a freed connection, or None when one may be opened."""
-        if not self.limits.connections or self.open < self.limits.connections:
+        """Wait while the lane is full; return a freed connection, or None when one may be opened."""
+        if not self._full:
             return None
         self._pool.observer.pool_wait()
-        free = asyncio.get_running_loop().create_future()
-        self.waiting.append(free)
-        try:
-            upstream: Upstream | None = await free
-        except asyncio.CancelledError:
-            if free.done() and not free.cancelled() and (upstream := free.result()) is not None:
-                self.give(upstream)
-            raise
+        upstream: Upstream | None = None
+        while self._full and upstream is None:
+            free = asyncio.get_running_loop().create_future()
+            self.waiting.append(free)
+            try:
+                upstream = await free
+            except asyncio.CancelledError:
+                if free.done() and not free.cancelled():
+                    self._pass_on(free.result())
+                raise
+            if upstream is not None and upstream.closing:  # It closed on its way here.
+                upstream = None
         return upstream
+
+    @property
+    def _full(self) -> bool:
+        return 0 < self.limits.connections <= self.open
+
+    def _pass_on(self, upstream: Upstream | None) -> None:
+        """Give what a waiter no longer wants, a connection or leave to open one, to the next."""
+        if upstream is not None:
+            self.give(upstream)
+        elif (waiter := self._next_waiter()) is not None:
+            waiter.set_result(None)
 
     async def _open(self) -> Upstream:
         self.open += 1
         self._pool.observer.opened("upstream")
+        upstream = Upstream(self, self._pool.deadlines)
         try:
-            _, upstream = await asyncio.get_running_loop().create_connection(
-                lambda: Upstream(self, self._pool.deadlines), self.host, self.port
+            await asyncio.get_running_loop().create_connection(
+                lambda: upstream, self.host, self.port
             )
         except BaseException:
-            self.left()
+            upstream.discard()
             raise
         return upstream
 

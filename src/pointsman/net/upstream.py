@@ -131,6 +131,11 @@ class Upstream(asyncio.Protocol):
         self._judge = None
         self.transport.abort()
 
+    def discard(self) -> None:
+        """Count as closed a connection that was never opened, or not to its end."""
+        if self.state is not State.CLOSED:
+            self._close()
+
     # What the transport calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -227,6 +232,8 @@ class Upstream(asyncio.Protocol):
         ):
             judge = self._judge
             assert judge is not None
+            # From here on the driver has the connection; its next command says what becomes of it.
+            self._judge = None
             judge.answered(Answer(head, self._joined(), False))
         else:
             self._wait(self._lane.limits.gap_s)

@@ -87,6 +87,14 @@ class Client:
         """Read nothing from the socket any more, so that the kernel's window fills."""
         cast(asyncio.Transport, self._writer.transport).pause_reading()
 
+    def go_on_reading(self) -> None:
+        """Read again after `stop_reading`."""
+        cast(asyncio.Transport, self._writer.transport).resume_reading()
+
+    def half_close(self) -> None:
+        """Say that nothing more will be sent (FIN), and go on reading."""
+        self._writer.write_eof()
+
     def leave(self) -> None:
         """Close the connection at once, with a reset."""
         raw = self._writer.get_extra_info("socket")

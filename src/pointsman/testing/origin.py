@@ -91,8 +91,7 @@ Script = Callable[[Conversation], Awaitable[None]]
 class Origin:
     """An engine on a loopback port of the kernel's choice, as an async context manager.
 
-    `requests` are all it read, `connections` how many were ever opened, `aborted` how many scripts were ended by the
-    gateway closing the connection.
+    `requests` are all it read, `connections` how many were ever opened, `closed` how many of those have ended.
     """
 
     def __init__(self, *scripts: Script) -> None:
@@ -102,7 +101,8 @@ class Origin:
         self.address = ""
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._changed = asyncio.Condition()
+        self.closed = 0
+        self._changed = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
@@ -129,8 +129,19 @@ class Origin:
 
     async def received(self, count: int) -> None:
         """Wait until that many requests have been read."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: len(self.requests) >= count)
+        await self._until(lambda: len(self.requests) >= count)
+
+    async def left(self, count: int) -> None:
+        """Wait until that many connections have ended."""
+        await self._until(lambda: self.closed >= count)
+
+    async def _until(self, happened: Callable[[], bool]) -> None:
+        while not happened():
+            await self._changed.wait()
+
+    def _change(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -143,10 +154,9 @@ class Origin:
                 request = await _read_request(reader, number)
                 if request is None:
                     return
-                async with self._changed:
-                    script = self.scripts[min(len(self.requests), len(self.scripts) - 1)]
-                    self.requests.append(request)
-                    self._changed.notify_all()
+                script = self.scripts[min(len(self.requests), len(self.scripts) - 1)]
+                self.requests.append(request)
+                self._change()
                 await script(Conversation(reader, writer, request))
                 if writer.is_closing():
                     return
@@ -158,6 +168,8 @@ class Origin:
         finally:
             self._tasks.discard(task)
             writer.close()
+            self.closed += 1
+            self._change()
 
 
 async def _read_request(reader: asyncio.StreamReader, connection: int) -> Received | None:
