@@ -15,7 +15,7 @@ from pointsman.domain.policy.least_outstanding import LeastOutstanding
 from pointsman.domain.policy.power_of_two import PowerOfTwo
 from pointsman.domain.policy.weighted import GENERATION, Weighted
 from pointsman.domain.request import InferenceRequest
-from pointsman.domain.ring import Ring
+from pointsman.domain.ring import Ring, hash64
 from pointsman.domain.worker import Worker, load_of
 from pointsman.testing.policies import check_policy
 
@@ -328,7 +328,7 @@ def test_models_that_alternate_keep_their_rings() -> None:
     for number in range(30):
         policy.pick(fleets[number % 3], load_of, prompt(f"{number}"))
     assert len(policy._rings) == 3
-    assert len(policy._tuples) == 3
+    assert len(policy._fleets) == 3
 
 
 def test_what_affinity_remembers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,11 +336,35 @@ def test_what_affinity_remembers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     policy = Affinity()
     for number in range(TUPLES + 50):
         policy.pick(fleet(f"only-{number}"), load_of, REQUEST)
-    assert len(policy._tuples) == TUPLES
+    assert len(policy._fleets) == TUPLES
     assert sum(len(ring) for ring in policy._rings) == 20
     # A single fleet above the limit is served all the same.
     policy.pick(fleet(*[f"w{number}" for number in range(30)]), load_of, REQUEST)
     assert [len(ring) for ring in policy._rings] == [30]
+
+
+def test_keys_are_remembered_up_to_a_limit_and_answers_stay_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pointsman.domain.policy.affinity, "KEYS", 10)
+    policy, workers = Affinity(), fleet("a", "b", "c", "d")
+    ring = Ring(["a", "b", "c", "d"])
+    for _ in range(2):
+        for number in range(25):
+            request = prompt(f"prompt {number}")
+            assert policy.pick(workers, load_of, request)[0].id == ring.owner(request.prefix_key)
+    assert all(len(known.orders) <= 10 for known in policy._fleets.values())
+
+
+def test_a_pick_goes_past_all_remembered_workers_when_they_are_full() -> None:
+    workers = fleet("a", "b", "c", "d", "e")
+    order = Ring([worker.id for worker in workers]).clockwise(
+        hash64(REQUEST.prefix_key), {worker.id for worker in workers}, 5
+    )
+    by_id = {worker.id: worker for worker in workers}
+    for name in order[:4]:
+        by_id[name].in_flight = 9
+    assert Affinity(1.0).pick(workers, load_of, REQUEST) == (by_id[order[4]], "load")
 
 
 # The table

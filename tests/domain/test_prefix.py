@@ -254,3 +254,19 @@ def test_only_as_much_is_read_as_the_limit_needs_and_it_is_the_same(text: str) -
 
 def test_the_last_of_two_equal_keys_counts() -> None:
     assert prefix_key(b'{"prompt": "a", "prompt": "b"}') == b"b"
+
+
+@pytest.mark.parametrize("limit", [4, 64, 200])
+@pytest.mark.parametrize(
+    "content",
+    ["x" * 300, "x" * 63 + "é" * 100, 'a "quoted" word ' * 20, "tab\t" * 100, "short", "é" * 300],
+)
+@pytest.mark.parametrize("role", ["user", "dévelopeur", "", "x" * 100])
+def test_the_short_way_of_usual_chats_gives_the_same_key(
+    role: str, content: str, limit: int
+) -> None:
+    messages = [{"role": role, "content": content}, {"role": "user", "content": "and more"}]
+    whole = "".join(f"{each['role']}\n{each['content']}\n" for each in messages).encode()
+    for separators in ((",", ":"), (", ", ": ")):
+        raw = json.dumps(messages, ensure_ascii=False, separators=separators).encode()
+        assert render_prefix(None, raw, limit) == whole[:limit]

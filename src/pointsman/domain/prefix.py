@@ -14,6 +14,7 @@ U+FFFD. Nothing here raises: what is malformed contributes nothing.
 
 import json
 import re
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
@@ -77,6 +78,11 @@ def render_prefix(
     >>> render_prefix(None, b'[{"role": "system", "content": "Be brief."}, {"role": "user"}]')
     b'system\nBe brief.\nuser\n\n'
     """
+    if prompt is None and messages is not None:
+        # The usual chat: its first message alone is long enough, plain, and begins with its role.
+        first = _opening(limit).match(messages)
+        if first is not None and first[2].isascii():
+            return (b"%b\n%b" % first.groups())[:limit]
     out = b""
     try:
         if prompt is not None:
@@ -90,6 +96,12 @@ def render_prefix(
     except _UNREADABLE:
         pass
     return out[:limit]
+
+
+@lru_cache(maxsize=8)
+def _opening(limit: int) -> re.Pattern[bytes]:
+    role = rb'\s*+\[\s*+\{\s*+"role"\s*+:\s*+"([a-z]*+)"'
+    return re.compile(role + rb'\s*+,\s*+"content"\s*+:\s*+"([^"\\\x00-\x1f]{%d})' % limit)
 
 
 def _messages(raw: bytes | msgspec.Raw) -> list[_Message]:

@@ -15,7 +15,7 @@ of SplitMix64; bare FNV-1a clusters for labels that differ in their last bytes o
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
 
 __all__ = ["Ring", "bounded_cap", "fnv1a64", "hash64", "mix64", "unit"]
@@ -168,6 +168,23 @@ class Ring:
         if owner is None:
             raise LookupError("no member of the ring has a load")
         return owner, owner
+
+    def clockwise(self, position: int, among: Collection[str], count: int) -> list[str]:
+        """Return the first `count` distinct members from `position` on that are `among` the given ones.
+
+        >>> Ring(["a", "b", "c", "d"]).clockwise(hash64(b"once"), {"a", "b", "d"}, 2)
+        ['d', 'a']
+        """
+        names = self._names
+        start = self._at(position)
+        found: list[str] = []
+        for index in range(start - len(names), start):
+            name = names[index]
+            if name in among and name not in found:
+                found.append(name)
+                if len(found) == count:
+                    break
+        return found
 
     def _at(self, position: int) -> int:
         index = bisect_left(self._positions, position)

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Router", "Target"]
 
+UNIFIED = Role.UNIFIED
+UNIFIED_ONLY: Sequence[str] = ("unified",)
+
 
 class Target:
     """Where an attempt goes.
@@ -102,13 +105,14 @@ class Router:
         pointsman.errors.NoCapacity: no worker can take a request for the model 'smol' now
         """
         registry = self._registry
-        registry.expire(now)
+        if now >= registry.next_expiry:
+            registry.expire(now)
         route = self._table.lookup(request.model)
         cascade_step = -1
-        targets: Sequence[str] = ("unified",)
         reason = ""
         if route is None:
             served = request.model
+            targets = UNIFIED_ONLY
         else:
             targets = route.targets
             if route.cascade:
@@ -122,17 +126,18 @@ class Router:
         for target in targets:
             prefill = None
             if target == "unified":
-                workers = _without(registry.routable(served, Role.UNIFIED), excluded)
+                workers = registry.routable(served, UNIFIED)
             else:
-                workers = _without(registry.routable(served, Role.DECODE), excluded)
+                workers = registry.routable(served, Role.DECODE)
                 prefills = _without(registry.routable(served, Role.PREFILL), excluded)
                 if not prefills:
                     continue
                 prefill = self._prefill_policy.pick(prefills, load_of, request)[0]
+            if excluded:
+                workers = _without(workers, excluded)
+                reason = "failover"
             if workers:
                 worker, why = self._policy.pick(workers, load_of, request)
-                if excluded:
-                    reason = "failover"
                 return Target(worker, served, reason or why, cascade_step, prefill)
         raise self._refusal(request.model, now)
 
@@ -155,8 +160,6 @@ class Router:
 
 
 def _without(workers: tuple[Worker, ...], excluded: Collection[Worker]) -> tuple[Worker, ...]:
-    if not excluded:
-        return workers
     left = tuple([worker for worker in workers if worker not in excluded])
     # The same object where nothing was taken out: policies recognise tuples by identity.
     return left if len(left) < len(workers) else workers

@@ -8,6 +8,7 @@ Header names are lower case throughout.
 
 import re
 from enum import Enum
+from functools import lru_cache
 
 import httptools
 
@@ -53,6 +54,8 @@ NOT_UPSTREAM = HOP_BY_HOP | {
 }
 NOT_DOWNSTREAM = HOP_BY_HOP | {b"content-length", b"x-request-id"}
 INTERNAL = b"x-tl-"
+KEPT_HEADS = 1024
+KEPT_BYTES = 2048
 
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 TRACEPARENT = re.compile(rb"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-([0-9a-f]{2})")
@@ -96,13 +99,23 @@ class Framing(Enum):
 
 
 class ResponseHead:
-    """The head of an engine's response.
+    """The head of an engine's response. It never changes, and is shared by equal responses.
 
     `length` is the body's bytes for COUNTED, else 0; `reusable` says whether the connection may carry another request
-    after the body; `event_stream` whether the body is Server-Sent Events.
+    after the body; `event_stream` whether the body is Server-Sent Events; `encoded` whether it has a content coding.
+    `lines` is what of it passes to the client, status line included.
     """
 
-    __slots__ = ("encoded", "event_stream", "framing", "headers", "length", "reusable", "status")
+    __slots__ = (
+        "encoded",
+        "event_stream",
+        "framing",
+        "headers",
+        "length",
+        "lines",
+        "reusable",
+        "status",
+    )
 
     def __init__(self, status: int, headers: Headers, keep_alive: bool) -> None:
         self.status = status
@@ -110,6 +123,7 @@ class ResponseHead:
         self.length = 0
         self.event_stream = False
         self.encoded = False
+        self.lines = status_line(status) + _end_to_end(headers)
         framing = Framing.UNTIL_CLOSE
         for name, value in headers:
             if name == b"content-length":
@@ -153,8 +167,13 @@ class _Collector:
 def parse_response_head(head: bytes) -> ResponseHead:
     """Parse a response head, given from its status line to its blank line.
 
+    Engines send the same few heads over and over (a date changes once a second), so what was parsed last is kept.
     Raises ProtocolError for anything that RFC 9112 does not allow, and for 101 (nobody asked to switch protocols).
     """
+    return _parse_small(head) if len(head) < KEPT_BYTES else _parse(head)
+
+
+def _parse(head: bytes) -> ResponseHead:
     collector = _Collector()
     parser = httptools.HttpResponseParser(collector)
     try:
@@ -168,6 +187,9 @@ def parse_response_head(head: bytes) -> ResponseHead:
     status = parser.get_status_code()
     # llhttp counts a message that ends with the connection as not kept alive; so do we.
     return ResponseHead(status, collector.headers, parser.should_keep_alive())
+
+
+_parse_small = lru_cache(maxsize=KEPT_HEADS)(_parse)
 
 
 def request_id_of(headers: Headers) -> str | None:
@@ -226,23 +248,27 @@ def render_response(head: ResponseHead, ours: bytes) -> bytes:
 
     `ours` carries the framing, the connection header and the request id.
     """
-    dropped: frozenset[bytes] = NOT_DOWNSTREAM
-    named = head.get(b"connection")
-    if named is not None:
-        dropped = dropped | _named(named)
-    lines = [status_line(head.status)]
-    lines += [
-        b"%b: %b\r\n" % (name, value)
-        for name, value in head.headers
-        if name not in dropped and not name.startswith(INTERNAL)
-    ]
-    lines += ours, b"\r\n"
-    return b"".join(lines)
+    return b"%b%b\r\n" % (head.lines, ours)
 
 
 def status_line(status: int) -> bytes:
     """Return the pre-rendered status line, CRLF included."""
     return STATUS_LINES.get(status) or b"HTTP/1.1 %d Status\r\n" % status
+
+
+def _end_to_end(headers: Headers) -> bytes:
+    """Render the headers of a response that pass to the client."""
+    dropped: frozenset[bytes] = NOT_DOWNSTREAM
+    for name, value in headers:
+        if name == b"connection":
+            dropped = dropped | _named(value)
+    return b"".join(
+        [
+            b"%b: %b\r\n" % (name, value)
+            for name, value in headers
+            if name not in dropped and not name.startswith(INTERNAL)
+        ]
+    )
 
 
 def _named(connection: bytes) -> frozenset[bytes]:

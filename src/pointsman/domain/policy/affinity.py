@@ -12,7 +12,7 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from pointsman.domain.ring import Ring, hash64
+from pointsman.domain.ring import Ring, bounded_cap, hash64
 
 if TYPE_CHECKING:
     from pointsman.domain.request import InferenceRequest
@@ -32,21 +32,35 @@ MEMBERS = 4096
 SPARE = 8
 """How many absent members a ring may have and still serve a smaller set of workers."""
 
+KEYS = 8192
+ORDER = 3
+"""For how many keys of a tuple the first workers clockwise are kept, and how many of these."""
+
 _ID = attrgetter("id")
 _key_position = lru_cache(maxsize=8192)(hash64)
+
+
+class _Fleet:
+    """One tuple of candidates, its ring, and the first workers clockwise of the keys asked lately."""
+
+    __slots__ = ("orders", "ring", "workers")
+
+    def __init__(self, workers: "tuple[Worker, ...]", ring: Ring) -> None:
+        self.workers = workers
+        self.ring = ring
+        self.orders: dict[bytes, tuple[Worker, ...]] = {}
 
 
 class Affinity:
     """The ring with bounded loads; `load_factor` is c, at least 1 (less counts as 1)."""
 
-    __slots__ = ("_latest", "_load_factor", "_ring", "_rings", "_tuples")
+    __slots__ = ("_fleets", "_latest", "_load_factor", "_rings")
 
     def __init__(self, load_factor: float = 1.25) -> None:
         self._load_factor = load_factor
-        self._latest: tuple[Worker, ...] = ()
-        self._ring = Ring()
+        self._latest = _Fleet((), Ring())
         # By the id of the tuple; the entry holds the tuple itself, so no other object can have that id meanwhile.
-        self._tuples: dict[int, tuple[tuple[Worker, ...], Ring]] = {}
+        self._fleets: dict[int, _Fleet] = {}
         self._rings: list[Ring] = []
 
     def pick(
@@ -67,24 +81,32 @@ class Affinity:
         >>> Affinity().pick(fleet, load_of, request)
         (<Worker a unified m routable load 0>, 'load')
         """
-        if workers is not self._latest:
-            self._ring = self._ring_of(workers)
-            self._latest = workers
+        fleet = self._latest
+        if workers is not fleet.workers:
+            self._latest = fleet = self._fleet_of(workers)
+        key = request.prefix_key
+        order = fleet.orders.get(key)
+        if order is None:
+            order = _order(fleet, key)
+        total = 0
+        for worker in workers:
+            total += load(worker)
+        cap = bounded_cap(total, len(workers), self._load_factor)
+        for worker in order:
+            if load(worker) < cap:
+                return worker, "affinity" if worker is order[0] else "load"
         loads = {worker.id: load(worker) for worker in workers}
-        position = _key_position(request.prefix_key)
-        owner, chosen = self._ring.place(position, loads, self._load_factor)
-        reason = "affinity" if chosen == owner else "load"
-        return workers[_index_of(workers, chosen)], reason
+        chosen = fleet.ring.place(_key_position(key), loads, self._load_factor)[1]
+        return workers[_index_of(workers, chosen)], "load"
 
-    def _ring_of(self, workers: "tuple[Worker, ...]") -> Ring:
-        kept = self._tuples.get(id(workers))
-        if kept is not None:
-            return kept[1]
-        ring = self._covering([worker.id for worker in workers])
-        if len(self._tuples) >= TUPLES:
-            del self._tuples[next(iter(self._tuples))]
-        self._tuples[id(workers)] = (workers, ring)
-        return ring
+    def _fleet_of(self, workers: "tuple[Worker, ...]") -> _Fleet:
+        fleet = self._fleets.get(id(workers))
+        if fleet is None:
+            fleet = _Fleet(workers, self._covering([worker.id for worker in workers]))
+            if len(self._fleets) >= TUPLES:
+                del self._fleets[next(iter(self._fleets))]
+            self._fleets[id(workers)] = fleet
+        return fleet
 
     def _covering(self, ids: list[str]) -> Ring:
         # A ring of more members answers like the exact one, since those without a load are walked past. So a retry
@@ -101,6 +123,18 @@ class Affinity:
         while len(self._rings) > 1 and sum(map(len, self._rings)) > MEMBERS:
             self._rings.pop()
         return ring
+
+
+def _order(fleet: _Fleet, key: bytes) -> "tuple[Worker, ...]":
+    """Find and keep the first workers clockwise of a key."""
+    workers = fleet.workers
+    among = {worker.id for worker in workers}
+    names = fleet.ring.clockwise(_key_position(key), among, min(len(workers), ORDER))
+    order = tuple([workers[_index_of(workers, name)] for name in names])
+    if len(fleet.orders) >= KEYS:
+        fleet.orders.clear()
+    fleet.orders[key] = order
+    return order
 
 
 def _index_of(workers: "tuple[Worker, ...]", worker_id: str) -> int:
