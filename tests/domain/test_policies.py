@@ -347,13 +347,15 @@ def test_keys_are_remembered_up_to_a_limit_and_answers_stay_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pointsman.domain.policy.affinity, "KEYS", 10)
-    policy, workers = Affinity(), fleet("a", "b", "c", "d")
-    ring = Ring(["a", "b", "c", "d"])
+    policy, fleets = Affinity(), [fleet("a", "b", "c", "d"), fleet("x", "y", "z")]
+    rings = [Ring(worker.id for worker in workers) for workers in fleets]
     for _ in range(2):
         for number in range(25):
             request = prompt(f"prompt {number}")
-            assert policy.pick(workers, load_of, request)[0].id == ring.owner(request.prefix_key)
-    assert all(len(known.orders) <= 10 for known in policy._fleets.values())
+            for workers, ring in zip(fleets, rings, strict=True):
+                picked = policy.pick(workers, load_of, request)[0].id
+                assert picked == ring.owner(request.prefix_key)
+            assert sum(len(known.orders) for known in policy._fleets.values()) <= 10
 
 
 def test_a_pick_goes_past_all_remembered_workers_when_they_are_full() -> None:

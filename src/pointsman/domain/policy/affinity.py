@@ -34,7 +34,7 @@ SPARE = 8
 
 KEYS = 8192
 ORDER = 3
-"""For how many keys of a tuple the first workers clockwise are kept, and how many of these."""
+"""For how many keys, over all tuples, the first workers clockwise are kept, and how many of these."""
 
 _ID = attrgetter("id")
 _key_position = lru_cache(maxsize=8192)(hash64)
@@ -54,7 +54,7 @@ class _Fleet:
 class Affinity:
     """The ring with bounded loads; `load_factor` is c, at least 1 (less counts as 1)."""
 
-    __slots__ = ("_fleets", "_latest", "_load_factor", "_rings")
+    __slots__ = ("_fleets", "_kept", "_latest", "_load_factor", "_rings")
 
     def __init__(self, load_factor: float = 1.25) -> None:
         self._load_factor = load_factor
@@ -62,6 +62,7 @@ class Affinity:
         # By the id of the tuple; the entry holds the tuple itself, so no other object can have that id meanwhile.
         self._fleets: dict[int, _Fleet] = {}
         self._rings: list[Ring] = []
+        self._kept = 0
 
     def pick(
         self,
@@ -87,7 +88,7 @@ class Affinity:
         key = request.prefix_key
         order = fleet.orders.get(key)
         if order is None:
-            order = _order(fleet, key)
+            order = self._order_of(fleet, key)
         total = 0
         for worker in workers:
             total += load(worker)
@@ -108,6 +109,20 @@ class Affinity:
             self._fleets[id(workers)] = fleet
         return fleet
 
+    def _order_of(self, fleet: _Fleet, key: bytes) -> "tuple[Worker, ...]":
+        workers = fleet.workers
+        among = {worker.id for worker in workers}
+        names = fleet.ring.clockwise(_key_position(key), among, min(len(workers), ORDER))
+        order = tuple([workers[_index_of(workers, name)] for name in names])
+        # Fleets that changed stay for a while, so it is the keys of all that must be bounded.
+        if self._kept >= KEYS:
+            self._kept = 0
+            for known in self._fleets.values():
+                known.orders.clear()
+        self._kept += 1
+        fleet.orders[key] = order
+        return order
+
     def _covering(self, ids: list[str]) -> Ring:
         # A ring of more members answers like the exact one, since those without a load are walked past. So a retry
         # without the failed workers and a worker that left cost nothing, and one that joined is added to the ring.
@@ -123,18 +138,6 @@ class Affinity:
         while len(self._rings) > 1 and sum(map(len, self._rings)) > MEMBERS:
             self._rings.pop()
         return ring
-
-
-def _order(fleet: _Fleet, key: bytes) -> "tuple[Worker, ...]":
-    """Find and keep the first workers clockwise of a key."""
-    workers = fleet.workers
-    among = {worker.id for worker in workers}
-    names = fleet.ring.clockwise(_key_position(key), among, min(len(workers), ORDER))
-    order = tuple([workers[_index_of(workers, name)] for name in names])
-    if len(fleet.orders) >= KEYS:
-        fleet.orders.clear()
-    fleet.orders[key] = order
-    return order
 
 
 def _index_of(workers: "tuple[Worker, ...]", worker_id: str) -> int:
