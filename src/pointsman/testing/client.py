@@ -139,10 +139,12 @@ class Client:
         try:
             while True:
                 size = int(await self._reader.readuntil(b"\r\n"), 16)
+                if size == 0:
+                    while await self._reader.readuntil(b"\r\n") != b"\r\n":
+                        pass  # a trailer
+                    return body, True
                 data = await self._reader.readexactly(size + 2)
                 assert data.endswith(b"\r\n"), data
-                if size == 0:
-                    return body, True
                 body += data[:-2]
         except (asyncio.IncompleteReadError, ConnectionError):
             return body, False

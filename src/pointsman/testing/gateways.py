@@ -6,8 +6,10 @@ from typing import Any
 
 from pointsman.app import Gateway
 from pointsman.config import Config, GatewayConfig, StaticWorker
+from pointsman.testing.client import Client
+from pointsman.testing.origin import Origin, Script
 
-__all__ = ["running"]
+__all__ = ["counted", "fronted", "running"]
 
 ANY = "127.0.0.1:0"
 
@@ -35,3 +37,22 @@ async def running(
         yield gateway
     finally:
         await gateway.stop()
+
+
+@asynccontextmanager
+async def fronted(
+    *scripts: Script, **options: Any
+) -> AsyncIterator[tuple[Origin, Gateway, Client]]:
+    """Run an origin, a gateway with that one worker (its id is `a`), and a client of it."""
+    async with (
+        Origin(*scripts) as origin,
+        running({"a": origin.address}, **options) as gateway,
+        Client(gateway.address) as client,
+    ):
+        yield origin, gateway, client
+
+
+def counted(gateway: Gateway, name: str) -> float:
+    """Return the sum of all samples of a metric, 0.0 if it has none. `name` may go on into the labels."""
+    lines = gateway.metrics.render().decode().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
