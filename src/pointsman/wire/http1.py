@@ -9,6 +9,7 @@ Header names are lower case throughout.
 import re
 from enum import Enum
 from functools import lru_cache
+from http import HTTPStatus
 
 import httptools
 
@@ -44,44 +45,28 @@ HOP_BY_HOP = frozenset(
     )
 )
 NOT_UPSTREAM = HOP_BY_HOP | {
+    b"api-key",
     b"authorization",
     b"content-length",
     b"expect",
     b"host",
     b"traceparent",
     b"tracestate",
+    b"x-api-key",
     b"x-request-id",
 }
 NOT_DOWNSTREAM = HOP_BY_HOP | {b"content-length", b"x-request-id"}
 INTERNAL = b"x-tl-"
 KEPT_HEADS = 1024
 KEPT_BYTES = 2048
+# What a Connection header may not take out of a message: without these the rest cannot be read.
+ESSENTIAL = frozenset((b"content-encoding", b"content-type"))
+USUAL_CONNECTIONS = frozenset((b"keep-alive", b"close", b"Keep-Alive", b"Close"))
 
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 TRACEPARENT = re.compile(rb"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-([0-9a-f]{2})")
 
-REASONS = {
-    200: b"OK",
-    201: b"Created",
-    202: b"Accepted",
-    204: b"No Content",
-    400: b"Bad Request",
-    401: b"Unauthorized",
-    403: b"Forbidden",
-    404: b"Not Found",
-    405: b"Method Not Allowed",
-    408: b"Request Timeout",
-    412: b"Precondition Failed",
-    413: b"Content Too Large",
-    422: b"Unprocessable Content",
-    428: b"Precondition Required",
-    429: b"Too Many Requests",
-    431: b"Request Header Fields Too Large",
-    500: b"Internal Server Error",
-    502: b"Bad Gateway",
-    503: b"Service Unavailable",
-    504: b"Gateway Timeout",
-}
+REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 STATUS_LINES = {n: b"HTTP/1.1 %d %b\r\n" % (n, REASONS.get(n, b"Status")) for n in range(200, 600)}
 
 
@@ -131,15 +116,16 @@ class ResponseHead:
                     framing = Framing.COUNTED
                     self.length = int(value)
             elif name == b"transfer-encoding":
-                if value.lower() != b"chunked":
-                    raise ProtocolError("a transfer coding other than chunked")
+                if framing is Framing.CHUNKED or value.strip().lower() != b"chunked":
+                    raise ProtocolError("a transfer coding other than chunked, once")
                 framing = Framing.CHUNKED
             elif name == b"content-type":
                 self.event_stream = value[:17].lower() == b"text/event-stream"
             elif name == b"content-encoding":
-                self.encoded = value.lower() != b"identity"
+                self.encoded = value.strip().lower() != b"identity"
         if status == 204 or status == 304:
             framing = Framing.NONE
+            self.length = 0  # what it says is about the answer to another request
         self.framing = framing
         self.reusable = keep_alive and framing is not Framing.UNTIL_CLOSE
 
@@ -149,19 +135,23 @@ class ResponseHead:
 
 
 class _Collector:
-    """Collects the headers that httptools reports."""
+    """Collects what httptools reports of a head."""
 
-    __slots__ = ("complete", "headers")
+    __slots__ = ("complete", "headers", "keep_alive", "parser")
 
     def __init__(self) -> None:
         self.headers: Headers = []
         self.complete = False
+        self.keep_alive = False
+        self.parser = httptools.HttpResponseParser(self)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         self.complete = True
+        # Asked here, because llhttp forgets it where the message ends with its head.
+        self.keep_alive = self.parser.should_keep_alive()
 
 
 def parse_response_head(head: bytes) -> ResponseHead:
@@ -174,19 +164,26 @@ def parse_response_head(head: bytes) -> ResponseHead:
 
 
 def _parse(head: bytes) -> ResponseHead:
+    if not head.startswith(b"HTTP/1."):
+        raise ProtocolError("not an HTTP/1 response")
     collector = _Collector()
-    parser = httptools.HttpResponseParser(collector)
+    parser = collector.parser
     try:
         parser.feed_data(head)
     except httptools.HttpParserUpgrade:
         raise ProtocolError("the engine switched protocols") from None
     except httptools.HttpParserError as error:
         raise ProtocolError(str(error)) from None
+    finally:
+        del collector.parser  # the two refer to each other
     if not collector.complete:
         raise ProtocolError("an incomplete response head")
     status = parser.get_status_code()
-    # llhttp counts a message that ends with the connection as not kept alive; so do we.
-    return ResponseHead(status, collector.headers, parser.should_keep_alive())
+    if status < 100:
+        raise ProtocolError("a status below 100")
+    # HTTP/1.0 had no agreed rules for reuse, and its framing is not to be trusted (RFC 9112 section 6.1).
+    keep_alive = collector.keep_alive and head.startswith(b"HTTP/1.1")
+    return ResponseHead(status, collector.headers, keep_alive)
 
 
 _parse_small = lru_cache(maxsize=KEPT_HEADS)(_parse)
@@ -195,8 +192,10 @@ _parse_small = lru_cache(maxsize=KEPT_HEADS)(_parse)
 def request_id_of(headers: Headers) -> str | None:
     """Return the client's request id where it is 1 to 128 bytes, all of them visible ASCII."""
     for name, value in headers:
-        if name == b"x-request-id" and REQUEST_ID.fullmatch(value):
-            return value.decode("ascii")
+        if name == b"x-request-id":
+            value = value.strip(b" \t")
+            if REQUEST_ID.fullmatch(value):
+                return value.decode("ascii")
     return None
 
 
@@ -221,21 +220,23 @@ def render_request(headers: Headers, request_id: str, random_hex: str) -> bytes:
     Dropped: hop-by-hop headers and those that `Connection` names, credentials, `x-tl-*`, and what is set anew.
     `Host` and `Content-Length` belong to the attempt and are left to it.
     """
-    dropped: frozenset[bytes] = NOT_UPSTREAM
+    named: frozenset[bytes] = frozenset()
     parent = state = None
     lines = []
     for name, value in headers:
-        if name in dropped:
-            if name == b"traceparent":
-                parent = value
+        if name in NOT_UPSTREAM:
+            if name == b"connection":
+                if value not in USUAL_CONNECTIONS:
+                    named |= _named(value)
+            # Repeated, they are one list; that is none that a valid traceparent could be.
+            elif name == b"traceparent":
+                parent = value if parent is None else b"%b,%b" % (parent, value)
             elif name == b"tracestate":
-                state = value
-            elif name == b"connection":
-                dropped = dropped | _named(value)
+                state = value if state is None else b"%b,%b" % (state, value)
         elif not name.startswith(INTERNAL):
             lines.append(b"%b: %b\r\n" % (name, value))
-    if dropped is not NOT_UPSTREAM:
-        lines = [line for line in lines if line.partition(b":")[0] not in dropped]
+    if named:
+        lines = [line for line in lines if line.partition(b":")[0] not in named]
     trace, continued = traceparent(parent, random_hex)
     lines.append(b"x-request-id: %b\r\ntraceparent: %b\r\n" % (request_id.encode(), trace))
     if continued and state is not None:
@@ -261,7 +262,7 @@ def _end_to_end(headers: Headers) -> bytes:
     dropped: frozenset[bytes] = NOT_DOWNSTREAM
     for name, value in headers:
         if name == b"connection":
-            dropped = dropped | _named(value)
+            dropped |= _named(value)
     return b"".join(
         [
             b"%b: %b\r\n" % (name, value)
@@ -273,5 +274,4 @@ def _end_to_end(headers: Headers) -> bytes:
 
 def _named(connection: bytes) -> frozenset[bytes]:
     """Return the headers that a Connection header names, except those that must not be removed this way."""
-    names = {name.strip().lower() for name in connection.split(b",")}
-    return frozenset(names - {b"content-type", b"content-encoding", b"x-request-id", b"host"})
+    return frozenset(name.strip().lower() for name in connection.split(b",")) - ESSENTIAL
