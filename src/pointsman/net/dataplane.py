@@ -148,7 +148,7 @@ class DataPlane:
 
     def _random_hex(self) -> str:
         """Return 80 hex digits: 48 for a trace, 32 for a request id. They are unique, not secret."""
-        return f"{self._random.getrandbits(320):080x}"
+        return self._random.randbytes(40).hex()
 
     def _keep(self, request: Request) -> bool:
         return request.keep_alive and not self.draining

@@ -30,6 +30,7 @@ from pointsman.wire.replies import error_reply
 
 __all__ = ["Downstream", "Exit", "Request", "Server"]
 
+NOTED = frozenset((b"content-length", b"expect", b"transfer-encoding", b"upgrade"))
 PIPELINE_LIMIT = 16
 LINGER_S = 2.0
 LINGER_BYTES = 64 << 20
@@ -38,20 +39,26 @@ LINGER_BYTES = 64 << 20
 class Request:
     """One whole request. Header names are lower case; `path` is still percent-encoded."""
 
-    __slots__ = ("body", "headers", "http10", "keep_alive", "method", "path", "query", "target")
+    __slots__ = ("body", "headers", "http10", "keep_alive", "method", "path", "query")
 
-    def __init__(self, method: bytes, target: bytes, headers: Headers, body: bytes) -> None:
+    def __init__(
+        self,
+        method: bytes,
+        target: bytes,
+        headers: Headers,
+        body: bytes,
+        keep_alive: bool = True,
+        http10: bool = False,
+    ) -> None:
         self.method = method
-        self.target = target
         self.headers = headers
         self.body = body
-        path = target
+        self.keep_alive = keep_alive
+        self.http10 = http10
         if not target.startswith(b"/"):  # RFC 9112 section 3.2.2: absolute-form
             _, scheme, rest = target.partition(b"://")
-            path = b"/" + rest.partition(b"/")[2] if scheme else target
-        self.path, _, self.query = path.partition(b"?")
-        self.http10 = False
-        self.keep_alive = True
+            target = b"/" + rest.partition(b"/")[2] if scheme else target
+        self.path, _, self.query = target.partition(b"?")
 
 
 class Exit(Protocol):
@@ -94,6 +101,9 @@ class Phase(Enum):
     CLOSED = "closed"
 
 
+IDLE, HEAD, BODY, CLOSED = Phase.IDLE, Phase.HEAD, Phase.BODY, Phase.CLOSED
+
+
 class Downstream(asyncio.Protocol):
     """A client connection."""
 
@@ -117,6 +127,7 @@ class Downstream(asyncio.Protocol):
         "_size",
         "_target",
         "_unsent",
+        "_upgrading",
         "deadline",
         "transport",
         "write",
@@ -136,6 +147,7 @@ class Downstream(asyncio.Protocol):
         self._head_bytes = 0
         self._fields = 0
         self._expects = False
+        self._upgrading = False
         self._refusal: GatewayError | None = None
         self._ready: deque[Request] = deque()
         self._serving = False
@@ -156,8 +168,8 @@ class Downstream(asyncio.Protocol):
         server.connections.add(self)
         server.empty.clear()
         server.observer.opened("downstream")
-        self.deadline = server.deadlines.now() + server.limits.head_s
         server.deadlines.add(self)
+        self.deadline = server.deadlines.soon + server.limits.head_s
         if 0 < server.limits.connections < len(server.connections):
             self._refusal = NoCapacity("the gateway has as many connections as it may")
             self._refuse()
@@ -189,11 +201,12 @@ class Downstream(asyncio.Protocol):
             self._decline(memoryview(data)[upgrade.args[0] :])
         except httptools.HttpParserError as error:
             self._malformed(error)
-        if self._head_bytes > self._server.limits.head_bytes and self._phase is not Phase.IDLE:
+        if self._phase is not IDLE and self._head_bytes > self._server.limits.head_bytes:
             self._refusal = self._refusal or HeadTooLarge("the request head is too large")
-        self._serve_next()
-        if self._phase is not self._limited and not self._serving:
-            self._limit()
+        if not self._serving:
+            self._serve_next()
+            if self._phase is not self._limited and not self._serving:
+                self._limit()
 
     def eof_received(self) -> bool:
         """Take a half-closed connection as closed: whoever still waits for an answer keeps its side open."""
@@ -234,11 +247,12 @@ class Downstream(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         """Start a request."""
-        self._phase = Phase.HEAD
+        self._phase = HEAD
         self._target = b""
         self._headers = []
         self._body = []
         self._size = 0
+        self._expects = self._upgrading = False
 
     def on_url(self, url: bytes) -> None:
         """Take (a part of) the request target."""
@@ -246,32 +260,20 @@ class Downstream(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header."""
-        self._headers.append((name.lower(), value))
+        name = name.lower()
+        self._headers.append((name, value))
+        if name in NOTED:
+            self._note(name, value)
 
     def on_headers_complete(self) -> None:
-        """Judge what the head announces, before the body comes."""
-        if self._parser.should_upgrade():  # `_decline` starts over.
+        """Weigh the head, and answer an expectation, before the body comes."""
+        if self._upgrading and self._parser.should_upgrade():  # `_decline` starts over.
             return
-        self._phase = Phase.BODY
+        self._phase = BODY
         if self._head_bytes > self._server.limits.head_bytes:
             self._weigh()
         self._head_bytes = 0
         self._fields = len(self._headers)
-        limit = self._server.limits.body_bytes
-        version = self._parser.get_http_version()
-        http10 = version == "1.0"
-        if version != "1.1" and not http10:
-            self._refusal = BadRequest(f"HTTP/{version} is not spoken here")
-        self._expects = False
-        for name, value in self._headers:
-            if name == b"content-length":
-                if int(value) > limit:
-                    self._refusal = BodyTooLarge(f"the request body is over {limit} bytes")
-            elif name == b"transfer-encoding":
-                if value.lower() != b"chunked" or http10:
-                    self._refusal = BadRequest("a transfer coding that this server does not take")
-            elif name == b"expect":
-                self._expects = value.lower() == b"100-continue" and not http10
         if self._expects:
             self._invite()
 
@@ -280,8 +282,8 @@ class Downstream(asyncio.Protocol):
         self._head_bytes = 0
         self._expects = False
         self._size += len(body)
-        if self._size > self._server.limits.body_bytes:
-            limit = self._server.limits.body_bytes
+        limit = self._server.limits.body_bytes
+        if self._size > limit:
             self._refusal = self._refusal or BodyTooLarge(f"the request body is over {limit} bytes")
             self._body.clear()
         elif self._refusal is None:
@@ -292,18 +294,28 @@ class Downstream(asyncio.Protocol):
         parser = self._parser
         if parser.should_upgrade():
             return
-        self._phase = Phase.IDLE
+        self._phase = IDLE
         self._expects = False
+        version = parser.get_http_version()
+        if version != "1.1" and version != "1.0":
+            self._refusal = self._refusal or BadRequest(f"HTTP/{version} is not spoken here")
         if self._refusal is not None:
             return
-        del self._headers[self._fields :]  # Trailers are no headers.
+        headers = self._headers
+        if len(headers) > self._fields:
+            del headers[self._fields :]  # Trailers are no headers.
         parts = self._body
-        body = parts[0] if len(parts) == 1 else b"".join(parts)
-        request = Request(parser.get_method(), self._target, self._headers, body)
-        request.keep_alive = parser.should_keep_alive()
-        request.http10 = parser.get_http_version() == "1.0"
+        self._ready.append(
+            Request(
+                parser.get_method(),
+                self._target,
+                headers,
+                parts[0] if len(parts) == 1 else b"".join(parts),
+                parser.should_keep_alive(),
+                version == "1.0",
+            )
+        )
         self._body = []
-        self._ready.append(request)
         if len(self._ready) >= PIPELINE_LIMIT and self._reading:
             self._reading = False
             self.transport.pause_reading()
@@ -315,11 +327,11 @@ class Downstream(asyncio.Protocol):
         self._serving = False
         self._exit = None
         self._unsent = 0
-        if self._phase is Phase.CLOSED:
+        if self._phase is CLOSED:
             return
         if not keep:
             self._ready.clear()
-            if self._phase is Phase.IDLE:
+            if self._phase is IDLE:
                 self.close()
             else:
                 self._linger()
@@ -347,7 +359,7 @@ class Downstream(asyncio.Protocol):
         """Close once everything written is sent."""
         if self._phase is not Phase.CLOSED:
             self._phase = Phase.REFUSED
-            self.deadline = self._server.deadlines.now() + self._server.limits.stall_s
+            self.deadline = self._server.deadlines.soon + self._server.limits.stall_s
             self.transport.close()
 
     @property
@@ -359,7 +371,7 @@ class Downstream(asyncio.Protocol):
 
     def _serve_next(self) -> None:
         # Who does not read answers gets no more of them.
-        while not self._serving and not self._paused and self._phase is not Phase.CLOSED:
+        while not self._serving and not self._paused and self._phase is not CLOSED:
             if not self._ready:
                 if self._refusal is not None:
                     self._refuse()
@@ -368,27 +380,42 @@ class Downstream(asyncio.Protocol):
             if not self._reading and len(self._ready) < PIPELINE_LIMIT // 2:
                 self._reading = True
                 self.transport.resume_reading()
+            server = self._server
             self._serving = True
-            self.deadline = inf
-            self._limited = Phase.CLOSED
-            leaving = self._server.serve(self, request)
+            self._limited = CLOSED
+            leaving = server.serve(self, request)
             if self._serving:
                 self._exit = leaving
-                self.deadline = self._server.deadlines.now() + self._server.limits.stall_s
+                self.deadline = server.deadlines.soon + server.limits.stall_s
 
     def _limit(self) -> None:
         """Set the limit for what the client does now."""
         limits = self._server.limits
-        self._limited = self._phase
-        if self._phase is Phase.HEAD:
-            seconds = limits.head_s
-        elif self._phase is Phase.BODY:
-            seconds = limits.body_s
-        elif self._phase is Phase.IDLE:
+        self._limited = phase = self._phase
+        if phase is IDLE:
             seconds = limits.keepalive_s
+        elif phase is HEAD:
+            seconds = limits.head_s
+        elif phase is BODY:
+            seconds = limits.body_s
         else:
             return
-        self.deadline = self._server.deadlines.now() + seconds
+        self.deadline = self._server.deadlines.soon + seconds
+
+    def _note(self, name: bytes, value: bytes) -> None:
+        """Judge what a header announces, before the body comes."""
+        if name == b"content-length":
+            limit = self._server.limits.body_bytes
+            if int(value) > limit:
+                self._refusal = BodyTooLarge(f"the request body is over {limit} bytes")
+        elif name == b"transfer-encoding":
+            if value.lower() != b"chunked" or self._parser.get_http_version() == "1.0":
+                self._refusal = BadRequest("a transfer coding that this server does not take")
+        elif name == b"expect":
+            http10 = self._parser.get_http_version() == "1.0"
+            self._expects = value.lower() == b"100-continue" and not http10
+        else:
+            self._upgrading = True
 
     def _invite(self) -> None:
         """Tell a client that waits for it to send its body, unless an answer is still due before that."""
@@ -443,7 +470,7 @@ class Downstream(asyncio.Protocol):
         self._phase = Phase.REFUSED
         self._ready.clear()
         self._body.clear()
-        self.deadline = self._server.deadlines.now() + LINGER_S
+        self.deadline = self._server.deadlines.soon + LINGER_S
         if self.transport.can_write_eof():
             self.transport.write_eof()
         if not self._reading:

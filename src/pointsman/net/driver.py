@@ -93,12 +93,15 @@ class Drive:
 
     def start(self) -> None:
         """Run the story up to its first command."""
-        self._run(None)
+        self._step(None)
 
     # The story's commands.
 
-    def _run(self, result: Result | None) -> None:
+    def _run(self, result: Result) -> None:
         self.x.now = self._plane.deadlines.now()
+        self._step(result)
+
+    def _step(self, result: Result | None) -> None:
         try:
             while True:
                 command = self._flow.send(result)  # type: ignore[arg-type]  # None starts it
@@ -121,22 +124,14 @@ class Drive:
     def _send(self, command: Send) -> None:
         self._drop_upstream()
         target = command.target
-        worker = target.worker
         request = self._request
         body = request.body
         if target.served_model != self.x.model:
             body = with_model(body, target.served_model)
-        query = b"?" + request.query if request.query else b""
+        path = b"%b?%b" % (request.path, request.query) if request.query else request.path
+        self._lane = lane = self._plane.pool.lane(target.worker)
         self._sent_body = body
-        self._sent_head = b"POST %b%b%b HTTP/1.1\r\nhost: %b\r\ncontent-length: %d\r\n%b\r\n" % (
-            worker.base_path.encode(),
-            request.path,
-            query,
-            worker.http_address.encode(),
-            len(body),
-            self._head,
-        )
-        self._lane = lane = self._plane.pool.lane(worker)
+        self._sent_head = b"%b%d\r\n%b\r\n" % (lane.opening(path), len(body), self._head)
         upstream = lane.take()
         if upstream is not None:
             self._upstream = upstream
@@ -242,6 +237,7 @@ class Drive:
         """Close the engine's connection at once, and end the story."""
         self._drop_upstream()
         x = self.x
+        x.now = self._plane.deadlines.now()
         if x.stage is Stage.OPEN:
             x.status = CLIENT_CLOSED
         x.error = "client_gone"
@@ -262,6 +258,7 @@ class Drive:
     def stop(self) -> None:
         """End now: the gateway's drain deadline has passed."""
         self._request.keep_alive = False
+        self.x.now = self._plane.deadlines.now()
         if self._pump is not None:
             self._pump.break_off(Why.SHUTDOWN)
         else:
@@ -276,7 +273,7 @@ class Drive:
         assert x.stage is Stage.OPEN, "a request commits once"
         x.stage = Stage.COMMITTED
         x.status = status
-        x.first_byte_at = self._plane.deadlines.now()
+        x.first_byte_at = x.now
         self._client.write(data)
 
     def _answer(self, error: GatewayError) -> None:
@@ -306,7 +303,7 @@ class Drive:
     def _close(self) -> None:
         x = self.x
         x.stage = Stage.CLOSED
-        x.finished_at = self._plane.deadlines.now()
+        x.finished_at = x.now
         self._plane.observer.finished(x)
 
     def _drop_upstream(self) -> None:

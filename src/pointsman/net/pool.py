@@ -37,6 +37,7 @@ class Lane:
     """The connections to one worker."""
 
     __slots__ = (
+        "_openings",
         "_pool",
         "busy",
         "closed",
@@ -57,12 +58,28 @@ class Lane:
         self.host = host.strip("[]")
         self.port = int(port)
         self.limits = pool.limits
+        self._openings: dict[bytes, bytes] = {}
         self.idle: list[Upstream] = []
         self.connecting: dict[asyncio.Task[None], Asker] = {}
         self.busy: set[Upstream] = set()
         self.waiting: deque[asyncio.Future[Upstream | None]] = deque()
         self.open = 0
         self.closed = False
+
+    def opening(self, path: bytes) -> bytes:
+        """Return the beginning of a request to a path of this worker, up to the value of Content-Length."""
+        opening = self._openings.get(path)
+        if opening is None:
+            opening = b"POST %b%b HTTP/1.1\r\nhost: %b\r\ncontent-length: " % (
+                self.worker.base_path.encode(),
+                path,
+                self.worker.http_address.encode(),
+            )
+            if (
+                b"?" not in path
+            ):  # The paths are few, and of the configuration; queries are the clients'.
+                self._openings[path] = opening
+        return opening
 
     def take(self) -> Upstream | None:
         """Return the idle connection that was used last, or None."""
@@ -158,7 +175,7 @@ class Lane:
         elif len(self.idle) >= self.limits.idle_max:
             upstream.abort()
         else:
-            upstream.deadline = self._pool.deadlines.now() + self.limits.keepalive_s
+            upstream.deadline = self._pool.deadlines.soon + self.limits.keepalive_s
             self.idle.append(upstream)
 
     def lost(self, upstream: Upstream) -> None:

@@ -52,6 +52,9 @@ class State(Enum):
     CLOSED = "closed"
 
 
+IDLE, HEAD, BODY = State.IDLE, State.HEAD, State.BODY
+
+
 class Upstream(asyncio.Protocol):
     """A connection to one worker."""
 
@@ -97,9 +100,9 @@ class Upstream(asyncio.Protocol):
     def ask(self, judge: Judge, head: bytes, body: bytes) -> None:
         """Send a request, whose outcome the judge hears once."""
         self._judge = judge
-        self.state = State.HEAD
+        self.state = HEAD
         self._interims = 0
-        self.deadline = min(self._deadlines.now() + self._lane.limits.head_s, judge.deadline)
+        self._wait(self._lane.limits.head_s)
         if len(body) < LARGE:
             self.transport.write(head + body)
         else:
@@ -146,9 +149,9 @@ class Upstream(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Take bytes of the head or of the body."""
         try:
-            if self.state is State.HEAD:
+            if self.state is HEAD:
                 self._take_head(data)
-            elif self.state is State.BODY:
+            elif self.state is BODY:
                 self._take_body(data)
             else:  # An engine that speaks unasked cannot be trusted with a request.
                 self.transport.abort()
@@ -212,8 +215,15 @@ class Upstream(asyncio.Protocol):
         self.cut = cut_for(head)
         self._held.clear()
         self._size = 0
-        self.state = State.BODY
-        if data or self.cut.done:
+        self.state = BODY
+        if (
+            len(data) == head.length > 0
+            and head.framing is Framing.COUNTED
+            and not head.event_stream
+        ):
+            self._held.append(data)  # The usual plain answer: all of it, in one read.
+            self._complete(head)
+        elif data or self.cut.done:
             self._take_body(data)
         else:
             self._wait(self._lane.limits.first_byte_s)
@@ -253,7 +263,7 @@ class Upstream(asyncio.Protocol):
         head = self._head
         self._head = None
         self._used = True
-        self.state = State.IDLE
+        self.state = IDLE
         self.deadline = inf
         if head is not None and head.reusable and not self.cut.surplus:
             self._lane.give(self)
@@ -274,7 +284,7 @@ class Upstream(asyncio.Protocol):
     def _joined(self) -> bytes:
         held = self._held
         body = held[0] if len(held) == 1 else b"".join(held)
-        held.clear()
+        self._held = []
         return body
 
     def _payload(self, head: ResponseHead, body: bytes) -> bytes:
@@ -283,7 +293,8 @@ class Upstream(asyncio.Protocol):
     def _wait(self, limit_s: float) -> None:
         judge = self._judge
         assert judge is not None
-        self.deadline = min(self._deadlines.now() + limit_s, judge.deadline)
+        deadline = self._deadlines.soon + limit_s
+        self.deadline = deadline if deadline < judge.deadline else judge.deadline
 
     def _late(self, what: str) -> Lost:
         return Lost(Why.TIMED_OUT, f"worker {self._lane.worker.id} sent no {what} within the limit")
