@@ -338,8 +338,6 @@ class Context:
         sequences: int,
         threads: int = 1,
         batch: int = 64,
-        unified: bool = False,
-        flash: int = 0,
     ) -> None:
         self.model = model
         self.library = library = model.library
@@ -349,8 +347,8 @@ class Context:
         parameters.n_batch = parameters.n_ubatch = self.capacity
         parameters.n_seq_max = sequences
         parameters.n_threads = parameters.n_threads_batch = threads
-        parameters.flash_attn_type = flash
-        parameters.kv_unified = unified
+        parameters.flash_attn_type = 0
+        parameters.kv_unified = False
         self.handle: int | None = library.llama_init_from_model(model.handle, parameters)
         if not self.handle:
             raise LlamaError(f"no memory for {sequences} sequences of {context} tokens")
