@@ -7,32 +7,28 @@ breaks, and the client is told.
 
 from pointsman.domain.ledger import take
 from pointsman.domain.router import Router
-from pointsman.errors import GatewayError, NoCapacity, UpstreamTimeout
+from pointsman.errors import GatewayError, ModelNotFound, NoCapacity, UpstreamTimeout
 from pointsman.flow.effects import Answer, Broken, Flow, Lost, Relay, Send, Why
 from pointsman.flow.exchange import Exchange
+from pointsman.wire.http1 import ResponseHead
 
 __all__ = ["attempts"]
 
 FULL = 429
 UNAVAILABLE = 503
+RETRY_AFTER = (b"retry-after", b"1")
 
 
 def attempts(x: Exchange, router: Router, max_attempts: int) -> Flow:
     """Route the request, at most `max_attempts` workers in all, and relay the first answer that stands.
 
     An engine's 429 and 503 are tried elsewhere; every other status, errors included, is an answer. If all that were
-    asked said 429, the client gets the last of those. Raises ModelNotFound, NoCapacity, and UpstreamTimeout where the
-    last worker that was asked did not answer in time.
+    asked said 429, the client gets the last of those, with a Retry-After. Raises ModelNotFound and NoCapacity, and
+    UpstreamTimeout where the last worker that was asked did not answer in time.
     """
-    failure: Answer | Lost | None = None
+    target = router.route(x.request, now=x.now)
     all_full = True
-    while x.attempts < max_attempts and x.now < x.deadline:
-        try:
-            target = router.route(x.request, x.excluded, now=x.now)
-        except NoCapacity:
-            if failure is None:
-                raise
-            break
+    while True:
         worker = target.worker
         x.attempts += 1
         x.reason = target.reason
@@ -45,24 +41,38 @@ def attempts(x: Exchange, router: Router, max_attempts: int) -> Flow:
                     x.error = str(ended.why)
                 return
         assert isinstance(result, Answer | Lost)
-        failure = result
-        all_full = all_full and isinstance(failure, Answer) and failure.head.status == FULL
-        x.failures.append(_outcome(failure))
+        all_full = all_full and isinstance(result, Answer) and result.head.status == FULL
+        x.failures.append(_outcome(result))
         x.excluded.append(worker)
-    if all_full and isinstance(failure, Answer) and failure.complete:
-        yield Relay(failure)
+        if x.attempts >= max_attempts or x.now >= x.deadline:
+            break
+        try:
+            target = router.route(x.request, x.excluded, now=x.now)
+        except (ModelNotFound, NoCapacity):
+            break
+    if all_full and isinstance(result, Answer) and result.complete:
+        yield Relay(_with_retry_after(result))
         return
-    raise _verdict(failure)
+    raise _verdict(result)
 
 
 def _outcome(failure: Answer | Lost) -> str:
     return str(failure.head.status) if isinstance(failure, Answer) else str(failure.why)
 
 
-def _verdict(failure: Answer | Lost | None) -> GatewayError:
+def _with_retry_after(full: Answer) -> Answer:
+    """Return an engine's 429 as it is, or with the header that tells clients to come back."""
+    head = full.head
+    if head.get(b"retry-after") is not None:
+        return full
+    head = ResponseHead(head.status, [*head.headers, RETRY_AFTER], head.reusable)
+    return Answer(head, full.body, full.complete)
+
+
+def _verdict(failure: Answer | Lost) -> GatewayError:
     """Return the error that the client gets when nobody could take its request."""
-    if isinstance(failure, Lost):
-        if failure.why is Why.TIMED_OUT:
-            return UpstreamTimeout(f"no worker answered in time: {failure.detail}")
-        return NoCapacity(f"no worker could take the request: {failure.detail or failure.why}")
-    return NoCapacity("no worker could take the request: the engines are full or draining")
+    if isinstance(failure, Answer):
+        return NoCapacity("no worker could take the request: the engines are full or draining")
+    if failure.why is Why.TIMED_OUT:
+        return UpstreamTimeout(f"no worker answered in time: {failure.detail}")
+    return NoCapacity(f"no worker could take the request: {failure.detail or failure.why}")

@@ -53,7 +53,12 @@ class Exchange:
     )
 
     def __init__(
-        self, request: InferenceRequest, *, path: str, operation: str, started: float
+        self,
+        request: InferenceRequest,
+        path: str,
+        operation: str,
+        started: float,
+        deadline: float = inf,
     ) -> None:
         self.request = request
         self.request_id = request.request_id
@@ -63,7 +68,7 @@ class Exchange:
         self.operation = operation
         self.started = started
         self.now = started
-        self.deadline = inf
+        self.deadline = deadline
         self.first_byte_at = 0.0
         self.finished_at = 0.0
         self.stage = Stage.OPEN

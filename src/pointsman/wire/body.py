@@ -4,24 +4,41 @@
 duplicates stay what the client sent, because nothing is ever re-serialised. `with_fields` and `with_model` splice.
 
 Where a key stands twice, some engines read the first and some the last, so a splice changes every one of them.
+Half of a surrogate pair, which JavaScript sends of a string that was cut inside an emoji, is read as U+FFFD and
+forwarded as it is.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
 
 import msgspec
 
 from pointsman.domain.request import InferenceRequest
 from pointsman.errors import BadRequest
 
-__all__ = ["members", "parse_request", "with_fields", "with_model"]
+__all__ = ["members", "parse_request", "readable", "with_fields", "with_model"]
+
+Decoded = TypeVar("Decoded")
 
 ABSENT = msgspec.Raw(b"")
 TRUE = msgspec.Raw(b"true")
 
 STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
-TOKEN = re.compile(STRING + rb"|[{}\[\]:,]", re.DOTALL)
 STRING_MEMBER = re.compile(rb'"model"\s*+:\s*+(' + STRING + rb")", re.DOTALL)
+# A member up to its value, which is a string or another scalar (group 2), or begins with a bracket (group 3).
+MEMBER = re.compile(
+    rb"\s*+(" + STRING + rb")\s*+:\s*+(?:(" + STRING + rb'|[^\s"{}\[\],]++)|([{\[]))', re.DOTALL
+)
+BRACKET = re.compile(rb'[^"{}\[\]]*+(?:' + STRING + rb'[^"{}\[\]]*+)*+([{}\[\]])', re.DOTALL)
+
+LONE = rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
+PAIR = rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+# All up to the next half of a pair, or to the end: every byte is read once.
+UP_TO_LONE = re.compile(
+    rb"((?:[^\\]++|" + PAIR + rb"|\\(?!u[dD][89a-fA-F][0-9a-fA-F]{2}).|\\\Z)*+)(" + LONE + rb")?+",
+    re.DOTALL,
+)
 
 
 class Fields(msgspec.Struct):
@@ -42,7 +59,7 @@ def parse_request(body: bytes, request_id: str, affinity_bytes: int = 64) -> Inf
     Raises BadRequest for anything but a JSON object with a string `model`; `param` is `model` where that is the fault.
     """
     try:
-        fields = decode_fields(body)
+        fields = readable(decode_fields, body)
     except msgspec.ValidationError as error:
         if "$.model" in str(error):
             raise BadRequest("`model` must be a string", param="model") from None
@@ -113,44 +130,47 @@ def members(body: bytes) -> Iterator[tuple[str, int, int]]:
     >>> [(key, b'{"a": [1, 2] , "b":{}}'[i:j]) for key, i, j in members(b'{"a": [1, 2] , "b":{}}')]
     [('a', b'[1, 2]'), ('b', b'{}')]
     """
-    depth = 0
-    key: bytes | None = None
-    start = 0
-    for token in TOKEN.finditer(body):
-        text = token.group()
-        if text in b"{[":
-            depth += 1
-        elif text in b"}]":
-            depth -= 1
-            if depth == 0 and key is not None:
-                yield _name(key), start, _trimmed(body, token.start())
-        elif depth == 1:
-            if text == b":":
-                start = _untrimmed(body, token.end())
-            elif text == b",":
-                assert key is not None
-                yield _name(key), start, _trimmed(body, token.start())
-                key = None
-            elif key is None:
-                key = text
+    member = MEMBER.match(body, body.index(b"{") + 1)
+    while member is not None:
+        end = member.end()
+        if member[3]:
+            end = _closing(body, end)
+        yield _name(member[1]), member.start(member.lastindex or 0), end
+        comma = body.find(b",", end)
+        member = MEMBER.match(body, comma + 1) if comma >= 0 else None
+
+
+def readable(decode: Callable[[bytes], Decoded], body: bytes) -> Decoded:
+    r"""Decode JSON; what is half of a surrogate pair is read as U+FFFD. Raises what `decode` raises.
+
+    >>> readable(msgspec.json.decode, rb'["\ud83d", "\ud83d\ude00", "\\ud83d"]')
+    ['�', '😀', '\\ud83d']
+    """
+    try:
+        return decode(body)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:
+        return decode(_mended(body))
+
+
+def _mended(body: bytes) -> bytes:
+    """Replace every escaped half of a surrogate pair by the escape of U+FFFD, at equal length."""
+    return UP_TO_LONE.sub(lambda found: found[1] + (b"\\ufffd" if found[2] else b""), body)
+
+
+def _closing(body: bytes, position: int) -> int:
+    """Return the end of an object or array, from behind its opening bracket."""
+    depth = 1
+    while depth:
+        bracket = BRACKET.match(body, position)
+        assert bracket is not None, "valid JSON closes what it opens"
+        depth += 1 if bracket[1] in b"{[" else -1
+        position = bracket.end()
+    return position
 
 
 def _name(key: bytes) -> str:
     if b"\\" not in key:
         return key[1:-1].decode("utf-8", "replace")
-    try:
-        return msgspec.json.decode(key, type=str)
-    except msgspec.DecodeError:  # half of a surrogate pair: no name of ours
-        return ""
-
-
-def _trimmed(body: bytes, end: int) -> int:
-    while body[end - 1] in b" \t\r\n":
-        end -= 1
-    return end
-
-
-def _untrimmed(body: bytes, start: int) -> int:
-    while body[start] in b" \t\r\n":
-        start += 1
-    return start
+    return msgspec.json.decode(_mended(key).decode("utf-8", "replace"), type=str)

@@ -5,9 +5,10 @@ forwarded now. For chunked bodies that is everything up to the last *whole* chun
 chunk of its own, such as the error event. The tail is held; it is normally empty, because engines write one event per
 chunk and a read sees whole writes.
 
-Every cut has `feed(data) -> bytes`, `done` (the body has ended) and `surplus` (bytes after its end, which no engine
-should send). Concatenated, what `feed` returns is the body in its framing, byte for byte, with one exception: a chunk
-larger than `HOLD_LIMIT` is forwarded as several, so that no more than that is ever held.
+Every cut has `feed(data) -> bytes`, `done` (the body has ended; it is fed no more then) and `surplus` (bytes after its
+end, which no engine should send). Concatenated, what `feed` returns is the body in its framing, byte for byte, with one
+exception: a chunk larger than `HOLD_LIMIT` may be forwarded as several, so that no more than that is ever held. Every
+byte is looked at once, however the body arrives.
 """
 
 import re
@@ -28,11 +29,16 @@ __all__ = [
 
 LAST_CHUNK = b"0\r\n\r\n"
 HOLD_LIMIT = 65536
-LINE_LIMIT = 4096
-TRAILER_LIMIT = 65536
+TRAILER_LIMIT = 16384
 TAIL = 65536
 
-CHUNK_LINE = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;[^\r\n]*)?\r\n")
+# A size has at most eight digits: nobody has a chunk of 4 GiB. Possessive throughout, so that no input is read twice.
+SIZE = rb"([0-9a-fA-F]{1,8}+)[ \t]{0,16}+(?:;[^\x00-\x08\x0a-\x1f\x7f]{0,4096}+)?+"
+FIELD = rb"[^\x00-\x08\x0a-\x1f\x7f]"
+CHUNK_LINE = re.compile(SIZE + rb"\r\n")
+CHUNK_LINE_SO_FAR = re.compile(rb"(?:" + SIZE + rb"\r?+)?+\Z")
+TRAILERS = re.compile(rb"(?:" + FIELD + rb"++\r\n)*+\r\n")
+TRAILERS_SO_FAR = re.compile(rb"(?:" + FIELD + rb"++\r\n)*+" + FIELD + rb"*+\r?+\Z")
 
 
 class Cut(Protocol):
@@ -72,17 +78,25 @@ class CountedCut:
 class OpenCut:
     """A body that ends with the connection; its `tail` tells whether it was at its end."""
 
-    __slots__ = ("done", "surplus", "tail")
+    __slots__ = ("_last", "done", "surplus")
 
     def __init__(self) -> None:
         self.done = False
         self.surplus = False
-        self.tail = b""
+        self._last = bytearray()
 
     def feed(self, data: bytes) -> bytes:
         """Return the data."""
-        self.tail = (self.tail + data)[-TAIL:]
+        last = self._last
+        last += data
+        if len(last) > 2 * TAIL:
+            del last[:-TAIL]
         return data
+
+    @property
+    def tail(self) -> bytes:
+        """The last 64 KiB that passed."""
+        return bytes(self._last[-TAIL:])
 
 
 class ChunkedCut:
@@ -91,19 +105,29 @@ class ChunkedCut:
     `inside` is how many bytes of an oversized chunk, which is being forwarded as several, are still to come.
     """
 
-    __slots__ = ("done", "held", "inside", "surplus")
+    __slots__ = ("_held", "_wanted", "done", "inside", "surplus")
 
     def __init__(self) -> None:
-        self.held = b""
+        self._held: list[bytes] = []
+        self._wanted = 0
         self.inside = 0
         self.done = False
         self.surplus = False
 
+    @property
+    def held(self) -> int:
+        """How many bytes wait for the rest of their chunk."""
+        return sum(map(len, self._held))
+
     def feed(self, data: bytes) -> bytes:
         """Return the whole chunks that are here now, in their own framing."""
-        if self.held:
-            data = self.held + data
-            self.held = b""
+        if self._held:
+            self._held.append(data)
+            self._wanted -= len(data)
+            if self._wanted > 0:
+                return b""
+            data = b"".join(self._held)
+            self._held.clear()
         out = b""
         position = 0
         size = len(data)
@@ -115,36 +139,45 @@ class ChunkedCut:
         while position < size:
             line = CHUNK_LINE.match(data, position)
             if line is None:
-                self._check_partial_line(data, position)
+                if CHUNK_LINE_SO_FAR.match(data, position) is None:
+                    raise ProtocolError("a bad chunk size")
+                self._hold(data[position:], 1)
                 break
             length = int(line[1], 16)
             if length == 0:
                 end = self._end(data, line.end())
                 if end < 0:
+                    self._hold(data[position:], 1)
                     break
                 self.done = True
                 self.surplus = end < size
-                position = size = end
+                position = end
                 break
             end = line.end() + length + 2
             if end > size:
-                if length > HOLD_LIMIT and size - position > HOLD_LIMIT:
-                    out += data[start:position]
-                    self.inside = length
-                    more, _ = self._oversized(data, line.end())
-                    return out + more
+                wanted = end - size
+                if length > HOLD_LIMIT:
+                    wanted = min(wanted, HOLD_LIMIT + 1 - (size - position))
+                    if wanted <= 0:
+                        out += data[start:position]
+                        self.inside = length
+                        return out + self._oversized(data, line.end())[0]
+                self._hold(data[position:], wanted)
                 break
             if data[end - 2 : end] != b"\r\n":
                 raise ProtocolError("a chunk that does not end where its size says")
             position = end
-        if position < size:
-            self.held = data[position:size]
-        if start == 0 and position == len(data):
+        if start == 0 and position == size:
             return data
         return out + data[start:position]
 
+    def _hold(self, data: bytes, wanted: int) -> None:
+        """Keep the beginning of a chunk; before `wanted` more bytes are here, there is nothing new to see."""
+        self._held.append(data)
+        self._wanted = wanted
+
     def _oversized(self, data: bytes, start: int) -> tuple[bytes, int]:
-        """Forward what is here of an oversized chunk as a chunk of its own; hold what is not payload."""
+        """Return what is here of an oversized chunk, as a chunk of its own, and where that ended."""
         here = len(data) - start
         if here >= self.inside + 2:
             end = start + self.inside
@@ -155,23 +188,21 @@ class ChunkedCut:
         # The last byte waits, so that the closing CRLF always belongs to a piece with payload.
         part = min(here, self.inside - 1)
         self.inside -= part
-        self.held = data[start + part :]
+        if part < here:
+            self._hold(data[start + part :], self.inside + 2 - (here - part))
         return (chunk(data[start : start + part]) if part else b""), len(data)
-
-    def _check_partial_line(self, data: bytes, position: int) -> None:
-        """Raise if what stands where a size line must begin can never become one."""
-        if len(data) - position > LINE_LIMIT or data.find(b"\n", position) >= 0:
-            raise ProtocolError("a bad chunk size")
 
     def _end(self, data: bytes, position: int) -> int:
         """Return where the body ends, trailers included, or -1 if that is not here yet."""
         if data.startswith(b"\r\n", position):
             return position + 2
-        end = data.find(b"\r\n\r\n", position)
-        if end >= 0:
-            return end + 4
+        trailers = TRAILERS.match(data, position, position + TRAILER_LIMIT)
+        if trailers is not None:
+            return trailers.end()
         if len(data) - position > TRAILER_LIMIT:
             raise ProtocolError("endless trailers")
+        if TRAILERS_SO_FAR.match(data, position) is None:
+            raise ProtocolError("a bad trailer")
         return -1
 
 

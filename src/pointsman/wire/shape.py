@@ -9,9 +9,9 @@ from typing import Protocol
 
 import msgspec
 
-from pointsman.wire.body import with_fields
+from pointsman.wire.body import readable, with_fields
 from pointsman.wire.framing import LAST_CHUNK, chunk, payload
-from pointsman.wire.sse import DONE, EventCut, data_of
+from pointsman.wire.sse import DONE, EventCut, data_of, with_data
 
 __all__ = ["Chunked", "PublicModel", "Shape", "Unchunked", "public_json"]
 
@@ -46,8 +46,8 @@ class Chunked:
     __slots__ = ()
 
     def feed(self, data: bytes) -> bytes:
-        """Return the data as one chunk."""
-        return chunk(data)
+        """Return the data as one chunk; of nothing, nothing: an empty chunk would end the body."""
+        return chunk(data) if data else b""
 
     def end(self) -> bytes:
         """Return the last chunk."""
@@ -84,17 +84,22 @@ class PublicModel:
 
     def _public(self, event: bytes) -> bytes:
         data = data_of(event)
-        if not data or data == DONE or b"\n" in data:
+        if not data or data == DONE:
             return event
-        return event.replace(data, public_json(data, self._model), 1)
+        public = public_json(data, self._model)
+        # Not as many lines: an older `model` of the same event was no string, and no client can rely on it.
+        return with_data(event, public) if public.count(b"\n") == data.count(b"\n") else event
+
+
+ABSENT = msgspec.Raw(b"")
 
 
 class Named(msgspec.Struct):
     """The places where an answer names its model: at the top, or in the object of the Responses and Messages APIs."""
 
-    model: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    response: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    message: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    model: msgspec.Raw = ABSENT
+    response: msgspec.Raw = ABSENT
+    message: msgspec.Raw = ABSENT
 
 
 decode_named = msgspec.json.Decoder(Named).decode
@@ -103,19 +108,28 @@ decode_named = msgspec.json.Decoder(Named).decode
 def public_json(body: bytes, model: bytes) -> bytes:
     """Return a JSON answer or event with its `model`, and that of a nested `response` or `message`, replaced.
 
-    `model` is raw JSON. What is no JSON object passes untouched, and so does text that merely mentions a model.
+    `model` is raw JSON. Only strings are replaced. What is no JSON object passes untouched, and so does text that
+    merely mentions a model.
 
     >>> public_json(b'{"id":1,"model":"served-v2","x":"served-v2"}', b'"smol"')
     b'{"id":1,"model":"smol","x":"served-v2"}'
     """
-    try:
-        named = decode_named(body)
-    except (msgspec.DecodeError, RecursionError):
+    named = _named(body)
+    if named is None:
         return body
     fields: dict[str, bytes] = {}
-    if named.model is not msgspec.UNSET:
+    if bytes(named.model)[:1] == b'"':
         fields["model"] = model
     for key, value in (("response", named.response), ("message", named.message)):
-        if value is not msgspec.UNSET and bytes(value)[:1] == b"{":
-            fields[key] = public_json(bytes(value), model)
+        nested = _named(bytes(value)) if value else None
+        if nested is not None and bytes(nested.model)[:1] == b'"':
+            fields[key] = with_fields(bytes(value), {"model": model})
     return with_fields(body, fields) if fields else body
+
+
+def _named(body: bytes) -> Named | None:
+    """Return where a JSON object names its model, None for what is none."""
+    try:
+        return readable(decode_named, body)
+    except (msgspec.DecodeError, RecursionError):
+        return None

@@ -7,7 +7,7 @@ event, and for observers. Rules: WHATWG HTML, section 9.2 (lines end with CRLF, 
 
 import re
 
-__all__ = ["DONE", "ERROR_EVENT", "EventCut", "data_of", "ends_event", "ends_stream"]
+__all__ = ["DONE", "ERROR_EVENT", "EventCut", "data_of", "ends_event", "ends_stream", "with_data"]
 
 DONE = b"[DONE]"
 
@@ -22,7 +22,8 @@ LAST_EVENT = re.compile(
     rb"(?:^|[\r\n])(?:data: ?\[DONE\]"
     rb"|event: ?(?:message_stop|error|response\.(?:completed|failed|incomplete))[\r\n]+data:[^\r\n]*)[\r\n]*\Z"
 )
-LINE_END = re.compile(rb"\r\n|\n|\r")
+DATA_LINE = re.compile(rb"(?:\A|(?<=[\r\n]))data(?=[:\r\n]|\Z)(?:: ?([^\r\n]*+))?+")
+EVENT_LIMIT = 4 << 20
 
 
 def ends_event(tail: bytes) -> bool:
@@ -31,7 +32,7 @@ def ends_event(tail: bytes) -> bool:
     >>> ends_event(b"data: x\\n\\n"), ends_event(b"data: x\\r\\n\\r\\n"), ends_event(b"data: x\\n")
     (True, True, False)
     """
-    return tail.endswith((b"\n\n", b"\r\n\r\n", b"\r\r", b"\n\r\n"))
+    return tail.endswith((b"\n\n", b"\n\r\n", b"\n\r", b"\r\r", b"\r\r\n"))
 
 
 def ends_stream(tail: bytes) -> bool:
@@ -46,32 +47,43 @@ def ends_stream(tail: bytes) -> bool:
 class EventCut:
     """Cuts a byte stream into whole events; bytes of a piece that is not whole yet are held.
 
-    The concatenation of all that `feed` and `rest` return is the input, byte for byte.
+    The concatenation of all that `feed` and `rest` return is the input, byte for byte. An event larger than `limit`
+    comes in pieces, so that no more than that is ever held. Every byte is looked at once, however it arrives.
     """
 
-    __slots__ = ("held",)
+    __slots__ = ("_held", "_limit", "_seen")
 
-    def __init__(self) -> None:
-        self.held = b""
+    def __init__(self, limit: int = EVENT_LIMIT) -> None:
+        self._held = bytearray()
+        self._seen = 0
+        self._limit = limit
 
     def feed(self, data: bytes) -> list[bytes]:
         """Return the events that are now whole, each with the blank line that ends it."""
-        data = self.held + data
+        held = self._held
+        held += data
         events = []
         start = 0
-        for blank in BLANK_LINE.finditer(data):
+        # A blank line that is not whole yet takes up to three bytes.
+        for blank in BLANK_LINE.finditer(held, max(self._seen - 3, 0)):
             end = blank.end()
             # A CR at the very end may be the first half of CRLF: whether the line is blank is not known yet.
-            if end == len(data) and data.endswith(b"\r"):
+            if end == len(held) and held.endswith(b"\r"):
                 break
-            events.append(data[start:end])
+            events.append(bytes(held[start:end]))
             start = end
-        self.held = data[start:]
+        if len(held) - start > self._limit:
+            events.append(bytes(held[start:]))
+            start = len(held)
+        del held[:start]
+        self._seen = len(held)
         return events
 
     def rest(self) -> bytes:
         """Return what is held at the end of the stream: an event that was never ended."""
-        held, self.held = self.held, b""
+        held = bytes(self._held)
+        self._held.clear()
+        self._seen = 0
         return held
 
 
@@ -81,9 +93,21 @@ def data_of(event: bytes) -> bytes | None:
     >>> data_of(b"data: a\\r\\ndata:b\\r\\n: ping\\r\\n\\r\\n")
     b'a\\nb'
     """
-    lines = []
-    for line in LINE_END.split(event):
-        field, _, value = line.partition(b":")
-        if field == b"data":
-            lines.append(value[1:] if value.startswith(b" ") else value)
+    lines = [line[1] or b"" for line in DATA_LINE.finditer(event)]
     return b"\n".join(lines) if lines else None
+
+
+def with_data(event: bytes, data: bytes) -> bytes:
+    """Return the event with other data of as many lines, every other byte as it was.
+
+    >>> with_data(b"id: 7\\ndata:a\\ndata: b\\n\\n", b"A\\nB")
+    b'id: 7\\ndata:A\\ndata: B\\n\\n'
+    """
+    parts: list[bytes] = []
+    position = 0
+    for line, value in zip(DATA_LINE.finditer(event), data.split(b"\n"), strict=True):
+        start, end = line.span(1) if line[1] is not None else (line.end(), line.end())
+        parts += event[position:start], value
+        position = end
+    parts.append(event[position:])
+    return b"".join(parts)
