@@ -15,7 +15,7 @@ from math import inf
 from pointsman.flow.effects import Broken, Done, Why
 from pointsman.net.clock import Deadlines
 from pointsman.net.upstream import Upstream
-from pointsman.wire.framing import LAST_CHUNK, OpenCut, chunk
+from pointsman.wire.framing import LAST_CHUNK, OpenCut, chunk, payload
 from pointsman.wire.http1 import Framing, ProtocolError
 from pointsman.wire.shape import Shape
 from pointsman.wire.sse import ERROR_EVENT, ends_event, ends_stream
@@ -167,9 +167,9 @@ class Relay(asyncio.Protocol):
             self._write(end)
 
     def _tail(self) -> bytes:
-        """Return the last payload bytes; a chunk's closing CRLF is not payload."""
+        """Return the last payload bytes; the line ends of a chunk are no part of them."""
         last = self._last
-        return last[:-2] if self._framing is Framing.CHUNKED else last
+        return payload(last) if self._framing is Framing.CHUNKED else last
 
     def _looks_whole(self) -> bool:
         """Say whether a stream that just stopped had said that it ends."""
