@@ -2,7 +2,7 @@
 
 A connection does not arm and cancel a timer per request, let alone per chunk: it writes the moment at which it gives up
 into its `deadline` attribute, and one shared tick looks at all of them. It need not even ask for the time: `soon` is
-never earlier than now and at most one tick ahead. A limit is therefore up to two ticks late, which no limit of a gateway
+never earlier than now and at most one tick ahead. A limit is up to two ticks late, which no limit of a gateway
 minds, and 10,000 connections cost about one hundredth of a core.
 """
 

@@ -60,16 +60,17 @@ class DataPlane:
         self.empty = asyncio.Event()
         self.empty.set()
         self._random = random.Random()
-        self._paths = {path.encode(): path for path in paths}
+        self._paths = {path.encode(): (path, OPERATIONS.get(path, "other")) for path in paths}
         self._max_attempts = max_attempts
         self._affinity_bytes = affinity_bytes
 
     def serve(self, client: Downstream, request: Request) -> Exit | None:
         """Answer one request; the returned `Exit` hears of an early end."""
-        path = self._paths.get(request.path)
-        if path is None or request.method != b"POST":
-            self._own(client, request, path)
+        known = self._paths.get(request.path)
+        if known is None or request.method != b"POST":
+            self._own(client, request, known[0] if known else None)
             return None
+        path, operation = known
         random_hex = self._random_hex()
         request_id = request_id_of(request.headers) or random_hex[48:]
         try:
@@ -78,8 +79,7 @@ class DataPlane:
             self._refuse(client, request, path, error, request_id)
             return None
         started = self.deadlines.now()
-        x = Exchange(inference, path=path, operation=OPERATIONS.get(path, "other"), started=started)
-        x.deadline = started + self.upstream_limits.total_s
+        x = Exchange(inference, path, operation, started, started + self.upstream_limits.total_s)
         drive = Drive(
             self,
             client,

@@ -44,6 +44,7 @@ __all__ = ["Drive"]
 logger = logging.getLogger(__name__)
 
 CLIENT_CLOSED = 499
+DONE = Done()
 FULL = 429
 
 
@@ -146,22 +147,22 @@ class Drive:
         public = self._plane.public_models and not head.encoded and head.framing is not Framing.NONE
         if answer.complete:
             body = answer.body
-            framing = b"content-length: %d\r\n" % len(body)
-            if head.framing is Framing.CHUNKED:
-                if request.http10 or public:
-                    body = payload(body)
-                    framing = b"content-length: %d\r\n" % len(body)
-                else:
-                    framing = b"transfer-encoding: chunked\r\n"
-            elif head.framing is Framing.NONE:
-                framing = b""
+            chunked = head.framing is Framing.CHUNKED
+            if chunked and (request.http10 or public):
+                body = payload(body)
+                chunked = False
             if public:
                 body = self._public_body(head, body)
+            if chunked:
+                framing = b"transfer-encoding: chunked\r\n"
+            elif head.framing is Framing.NONE:
+                framing = b""
+            else:
                 framing = b"content-length: %d\r\n" % len(body)
             if head.status == FULL and head.get(b"retry-after") is None:
                 framing += b"retry-after: 1\r\n"
             self._commit(head.status, render_response(head, self._ours(framing)) + body)
-            return Done()
+            return DONE
         upstream = self._upstream
         assert upstream is not None, "an unfinished answer has its connection"
         shape = self._shape(head, public)
@@ -296,9 +297,8 @@ class Drive:
             self._end()
 
     def _end(self) -> None:
-        keep = self._keep
         self._close()
-        self._client.finish(keep)
+        self._client.finish(self._request.keep_alive and not self._plane.draining)
 
     def _close(self) -> None:
         x = self.x
