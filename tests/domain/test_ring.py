@@ -235,6 +235,13 @@ def test_place_answers_for_a_subset_as_the_ring_of_that_subset_would() -> None:
         assert whole.place(hash64(key), loads, 1.25) == expected
 
 
+def test_clockwise_gives_as_many_members_as_there_are() -> None:
+    ring = hand_ring()
+    assert ring.clockwise(55, {"a", "b", "c"}, 2) == ["a", "b"]
+    assert ring.clockwise(55, {"b", "c"}, 9) == ["b", "c"]
+    assert Ring().clockwise(55, {"a"}, 1) == []
+
+
 def test_place_needs_a_member_with_a_load() -> None:
     for ring in (Ring(), Ring("a")):
         with pytest.raises(LookupError):
