@@ -13,7 +13,9 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(ANY_TEXT, inner, max_size=4),
     max_leaves=12,
 )
-MESSAGES = st.lists(st.tuples(ANY_TEXT, ANY_TEXT | st.none()), max_size=5)
+PLAIN_TEXT = st.text("ab \u00e9\n", min_size=55, max_size=75)
+ROLES = st.sampled_from(["system", "user"]) | ANY_TEXT
+MESSAGES = st.lists(st.tuples(ROLES, ANY_TEXT | PLAIN_TEXT | st.none()), max_size=5)
 LIMITS = st.sampled_from([1, 5, 64, 200])
 SETTINGS = settings(deadline=None, derandomize=True, max_examples=150)
 
@@ -25,16 +27,22 @@ def utf8(text: str) -> bytes:
 
 
 @SETTINGS
-@given(ANY_TEXT, MESSAGES, LIMITS, st.booleans())
-def test_text_is_rendered_as_the_specification_says(prompt, messages, limit, indent):  # type: ignore[no-untyped-def]
-    body = json.dumps(
-        {
-            "prompt": prompt,
-            "messages": [{"role": role, "content": content} for role, content in messages],
-        },
-        indent=3 if indent else None,
-    ).encode()
-    parts = [utf8(prompt)]
+@given(
+    st.none() | ANY_TEXT | PLAIN_TEXT, MESSAGES, LIMITS, st.sampled_from([None, 3]), st.booleans()
+)
+def test_text_is_rendered_as_the_specification_says(prompt, messages, limit, indent, escaped):  # type: ignore[no-untyped-def]
+    chat = [{"role": role, "content": content} for role, content in messages]
+    fields = {"prompt": prompt, "messages": chat}
+    if prompt is None:
+        del fields["prompt"]
+    text = json.dumps(fields, indent=indent, ensure_ascii=escaped)
+    body = text.encode("utf-8", "replace" if not escaped else "strict")
+    if not escaped:
+        # What no UTF-8 can carry went out as a question mark.
+        fields = json.loads(body)
+        prompt = fields.get("prompt")
+        messages = [(message["role"], message["content"]) for message in fields["messages"]]
+    parts = [utf8(prompt or "")]
     for role, content in messages:
         parts += [utf8(role), b"\n", utf8(content or ""), b"\n"]
     assert prefix_key(body, limit) == b"".join(parts)[:limit]
