@@ -133,7 +133,9 @@ class Sampler:
         self._seen.add(token)
         self._generated[token] += 1
         best = _largest(logprobs, params.top_logprobs) if params.top_logprobs else ()
-        return Sampled(token, float(logprobs[token]), tuple((int(i), float(logprobs[i])) for i in best))
+        return Sampled(
+            token, float(logprobs[token]), tuple((int(i), float(logprobs[i])) for i in best)
+        )
 
     def _penalized(self, scores: Floats) -> Floats:
         params = self._params

@@ -141,9 +141,7 @@ class Generation:
 
     __slots__ = ("cancelled", "deadline", "deliver", "request")
 
-    def __init__(
-        self, request: Request, deliver: Callable[[Event], None], deadline: float
-    ) -> None:
+    def __init__(self, request: Request, deliver: Callable[[Event], None], deadline: float) -> None:
         self.request = request
         self.deliver = deliver
         self.deadline = deadline
@@ -278,9 +276,7 @@ class Scheduler:
         with self._changed:
             total = len(self._slots) * (self.context // BLOCK)
             used = sum(-(-run.position // BLOCK) for run in self._running)
-            return Load(
-                len(self._waiting), len(self._running), total - used, total, self._draining
-            )
+            return Load(len(self._waiting), len(self._running), total - used, total, self._draining)
 
     @property
     def idle(self) -> bool:
