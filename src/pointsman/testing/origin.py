@@ -63,7 +63,9 @@ class Conversation:
         self.request = request
 
     async def send(self, data: bytes) -> None:
-        """Send bytes, and wait until the kernel has them."""
+        """Send bytes, and wait until the kernel has them. Raises ConnectionError where the gateway has left."""
+        if self._writer.transport.is_closing():
+            raise ConnectionResetError
         self._writer.write(data)
         await self._writer.drain()
 
