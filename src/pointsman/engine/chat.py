@@ -45,7 +45,7 @@ class ChatTemplate:
             return self._template.render(
                 messages=list(messages), add_generation_prompt=True, **self._tokens
             )
-        except (TemplateError, TypeError) as error:
+        except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
             raise TemplateRefused(str(error)) from error
 
 

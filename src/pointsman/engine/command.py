@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -35,13 +35,12 @@ log = logging.getLogger(__name__)
 _KEEP_ALIVE_S = 75
 """Idle connections live longer here than in any gateway's pool, so that it is the gateway which closes them."""
 _GRACE_S = 5
-_IDLE_POLL_S = 0.02
 _MISSING = "pointsman engine needs the engine extra: pip install 'pointsman[engine]'"
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """How to run a worker. `listen`, `advertise` and `registry` are host:port; `context` counts tokens over all sequences."""
+    """How to run a worker. Addresses are host:port, `context` counts tokens over all sequences."""
 
     model: Path | None = None
     served_model: str | None = None
@@ -202,12 +201,13 @@ async def _leave(
     await signals.acquire()
     scheduler.drain()
     beat_soon()
-    try:
-        async with asyncio.timeout(deadline):
-            while not scheduler.idle and signals.locked():
-                await asyncio.sleep(_IDLE_POLL_S)
-    except TimeoutError:
-        log.warning("the drain deadline is over: what still runs is ended")
+    idle = loop.run_in_executor(None, scheduler.wait_idle, deadline)
+    again = loop.create_task(signals.acquire())
+    waits: set[asyncio.Future[Any]] = {idle, again}
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    again.cancel()
+    if not scheduler.idle:
+        log.warning("the requests that still run are ended")
     scheduler.abort("the worker is shutting down")
     server.should_exit = True
 

