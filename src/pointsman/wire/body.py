@@ -87,12 +87,13 @@ def with_model(body: bytes, model: str) -> bytes:
     one occurrence must be the top-level key (its five letters all lie in U+0060..U+006F), and no scan is needed.
     """
     value = msgspec.json.encode(model)
-    key = body.find(b'"model"')
-    if key >= 0 and body.find(b'"model"', key + 1) < 0 and b"\\u006" not in body:
-        found = STRING_MEMBER.match(body, key)
-        if found is not None:
-            start, end = found.span(1)
-            return b"%b%b%b" % (body[:start], value, body[end:])
+    if (
+        body.count(b'"model"') == 1
+        and b"\\u006" not in body
+        and (found := STRING_MEMBER.match(body, body.find(b'"model"'))) is not None
+    ):
+        start, end = found.span(1)
+        return b"%b%b%b" % (body[:start], value, body[end:])
     return with_fields(body, {"model": value})
 
 

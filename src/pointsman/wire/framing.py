@@ -29,7 +29,7 @@ __all__ = [
 
 LAST_CHUNK = b"0\r\n\r\n"
 HOLD_LIMIT = 65536
-TRAILER_LIMIT = 16384
+TRAILER_LIMIT = 4096
 TAIL = 65536
 
 # A size has at most eight digits: nobody has a chunk of 4 GiB. Possessive throughout, so that no input is read twice.

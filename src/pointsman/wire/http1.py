@@ -111,10 +111,9 @@ class ResponseHead:
         self.lines = status_line(status) + _end_to_end(headers)
         framing = Framing.UNTIL_CLOSE
         for name, value in headers:
-            if name == b"content-length":
-                if framing is Framing.UNTIL_CLOSE:
-                    framing = Framing.COUNTED
-                    self.length = int(value)
+            if name == b"content-length":  # the only one, and with no Transfer-Encoding: llhttp sees to that
+                framing = Framing.COUNTED
+                self.length = int(value)
             elif name == b"transfer-encoding":
                 if framing is Framing.CHUNKED or value.strip().lower() != b"chunked":
                     raise ProtocolError("a transfer coding other than chunked, once")
