@@ -17,7 +17,7 @@ from pointsman.flow.attempts import attempts
 from pointsman.flow.effects import Answer, Broken, ClientGone, Done, Lost, Relay, Result, Send, Why
 from pointsman.flow.exchange import Exchange, Stage
 from pointsman.testing.stories import Dialogue, answer
-from pointsman.wire.http1 import Framing, parse_response_head
+from pointsman.wire.http1 import parse_response_head
 
 FULL = answer(429, b'{"error":"full"}')
 DRAINING = answer(503)
@@ -184,18 +184,6 @@ class TestEverybodyFull:
             assert fleet.in_flight == {}
             story.gets(Done()).ends()
         assert fleet.x.failures == ["429", "429", "429"]
-
-    def test_which_always_says_when_to_come_back(self) -> None:
-        with Fleet("a").dialogue() as story:
-            story.expects_send("a").gets(FULL).expects_relay(429)
-            assert isinstance(story.command, Relay)
-            relayed = story.command.answer
-            assert relayed.head.get(b"retry-after") == b"1"
-            assert relayed.head.get(b"content-type") == b"application/json"
-            assert relayed.head.framing is Framing.COUNTED
-            assert (relayed.body, relayed.complete) == (FULL.body, True)
-            assert FULL.head.get(b"retry-after") is None
-            story.gets(Done()).ends()
 
     @pytest.mark.parametrize("other", [RESET, DRAINING])
     def test_but_not_if_one_of_them_only_failed(self, other: Result) -> None:

@@ -10,20 +10,18 @@ from pointsman.domain.router import Router
 from pointsman.errors import GatewayError, ModelNotFound, NoCapacity, UpstreamTimeout
 from pointsman.flow.effects import Answer, Broken, Flow, Lost, Relay, Send, Why
 from pointsman.flow.exchange import Exchange
-from pointsman.wire.http1 import ResponseHead
 
 __all__ = ["attempts"]
 
 FULL = 429
 UNAVAILABLE = 503
-RETRY_AFTER = (b"retry-after", b"1")
 
 
 def attempts(x: Exchange, router: Router, max_attempts: int) -> Flow:
     """Route the request, at most `max_attempts` workers in all, and relay the first answer that stands.
 
     An engine's 429 and 503 are tried elsewhere; every other status, errors included, is an answer. If all that were
-    asked said 429, the client gets the last of those, with a Retry-After. Raises ModelNotFound and NoCapacity, and
+    asked said 429, the client gets the last of those. Raises ModelNotFound and NoCapacity, and
     UpstreamTimeout where the last worker that was asked did not answer in time.
     """
     target = router.route(x.request, now=x.now)
@@ -51,22 +49,13 @@ def attempts(x: Exchange, router: Router, max_attempts: int) -> Flow:
         except (ModelNotFound, NoCapacity):
             break
     if all_full and isinstance(result, Answer) and result.complete:
-        yield Relay(_with_retry_after(result))
+        yield Relay(result)
         return
     raise _verdict(result)
 
 
 def _outcome(failure: Answer | Lost) -> str:
     return str(failure.head.status) if isinstance(failure, Answer) else str(failure.why)
-
-
-def _with_retry_after(full: Answer) -> Answer:
-    """Return an engine's 429 as it is, or with the header that tells clients to come back."""
-    head = full.head
-    if head.get(b"retry-after") is not None:
-        return full
-    head = ResponseHead(head.status, [*head.headers, RETRY_AFTER], head.reusable)
-    return Answer(head, full.body, full.complete)
 
 
 def _verdict(failure: Answer | Lost) -> GatewayError:
