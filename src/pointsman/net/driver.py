@@ -183,7 +183,7 @@ class Drive:
             framing=head.framing,
             shape=shape,
             chunked=chunked,
-            events=head.event_stream,
+            events=head.event_stream and not head.encoded,
             first=answer.body,
             gap_s=limits.gap_s,
             total=self.deadline,
