@@ -43,8 +43,8 @@ class ByteModel:
 class FakeMachine:
     """Logits that depend on every token of a sequence *and on the shape of the batch that computed it*.
 
-    So two runs agree only if each of their tokens was computed in the same way, as with real floating point. `script` (a
-    function from the tokens of a sequence to the next one) makes the answer known instead.
+    So two runs agree only if each of their tokens was computed in the same way, as with real floating point.
+    `script`, a function from the tokens of a sequence to the next one, makes the answer known instead.
     """
 
     def __init__(self, script: Callable[[list[int]], int] | None = None) -> None:

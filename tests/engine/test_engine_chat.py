@@ -15,7 +15,9 @@ def test_chatml_renders_every_turn_and_opens_the_assistants() -> None:
 
 
 def test_a_template_sees_the_models_own_tokens() -> None:
-    template = ChatTemplate("{{ bos_token }}{{ messages[0].content }}{{ eos_token }}", bos_token="<s>", eos_token="</s>")
+    template = ChatTemplate(
+        "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}", bos_token="<s>", eos_token="</s>"
+    )
     assert template.render(HI) == "<s>Hi</s>"
 
 

@@ -129,7 +129,9 @@ def test_a_drain_is_latched_acted_on_once_and_reported_at_once() -> None:
     asyncio.run(main())
 
 
-def test_a_gateway_that_is_away_is_met_again_when_it_returns(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_gateway_that_is_away_is_met_again_when_it_returns(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def main() -> None:
         with socket.create_server(("127.0.0.1", 0)) as reserved:
             port = reserved.getsockname()[1]

@@ -40,9 +40,7 @@ def post(engine: Any, path: str, body: dict[str, Any]) -> httpx.Response:
 def events(text: str) -> list[Any]:
     blocks = [block for block in text.split("\n\n") if block]
     assert all(block.startswith("data: ") for block in blocks)
-    return [
-        block[6:] if block == "data: [DONE]" else json.loads(block[6:]) for block in blocks
-    ]
+    return [block[6:] if block == "data: [DONE]" else json.loads(block[6:]) for block in blocks]
 
 
 @contextlib.contextmanager
@@ -102,7 +100,9 @@ def test_usage_comes_in_a_chunk_of_its_own_when_asked_for(say: Any) -> None:
     assert all(chunk["usage"] is None for chunk in chunks)
 
 
-def test_a_chat_stream_begins_with_the_role_and_ends_with_the_reason(serve: Any, fakes: Any) -> None:
+def test_a_chat_stream_begins_with_the_role_and_ends_with_the_reason(
+    serve: Any, fakes: Any
+) -> None:
     engine = serve(fakes.Machine(lambda tokens: 97))
     body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3, "stream": True}
     *chunks, done = events(post(engine, CHAT, body).text)
@@ -202,13 +202,17 @@ def test_one_prompt_in_a_list_is_that_prompt(serve: Any, fakes: Any) -> None:
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
         (CHAT, {"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2}, "top_logprobs"),
         (CHAT, {"messages": [{"role": "user", "content": "a"}], "tools": [{}]}, "tools"),
-        (CHAT, {"messages": [{"role": "user", "content": "a"}], "response_format": {"type": "json_object"}}, "response_format"),
+        (CHAT, {"messages": [{"role": "user"}], "response_format": {"type": "json"}}, "response_format"),
     ],
 )  # fmt: skip
 def test_a_bad_value_is_a_400_that_names_it(say: Any, path: str, body: Any, param: str) -> None:
     response = post(say("x"), path, body)
     error = response.json()["error"]
-    assert (response.status_code, error["type"], error["param"]) == (400, "invalid_request_error", param)
+    assert (response.status_code, error["type"], error["param"]) == (
+        400,
+        "invalid_request_error",
+        param,
+    )
     assert set(error) == KEYS
 
 
@@ -221,7 +225,10 @@ def test_what_is_no_json_object_is_a_400(say: Any, body: bytes) -> None:
 
 def test_a_prompt_that_leaves_no_room_is_a_400(say: Any) -> None:
     response = post(say("x", context=64), TEXT, {"prompt": "a" * 64})
-    assert (response.status_code, response.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert (response.status_code, response.json()["error"]["code"]) == (
+        400,
+        "context_length_exceeded",
+    )
 
 
 def test_a_body_over_the_limit_is_a_413(say: Any) -> None:
@@ -250,7 +257,11 @@ def test_another_model_is_a_404(say: Any, path: str) -> None:
     body = {"model": "other", "prompt": "a", "messages": [{"role": "user", "content": "a"}]}
     response = post(say("x"), path, body)
     error = response.json()["error"]
-    assert (response.status_code, error["code"], error["param"]) == (404, "model_not_found", "model")
+    assert (response.status_code, error["code"], error["param"]) == (
+        404,
+        "model_not_found",
+        "model",
+    )
 
 
 def test_the_model_is_listed(say: Any) -> None:
@@ -264,7 +275,9 @@ def test_the_model_is_listed(say: Any) -> None:
 def test_tokenize_gives_what_the_endpoints_would_compute(say: Any) -> None:
     engine = say("x")
     assert post(engine, "/v1/tokenize", {"text": "ab"}).json() == {"ids": [97, 98]}
-    assert post(engine, "/v1/tokenize", {"text": "a", "add_special": True}).json() == {"ids": [257, 97]}
+    assert post(engine, "/v1/tokenize", {"text": "a", "add_special": True}).json() == {
+        "ids": [257, 97]
+    }
     messages = [{"role": "user", "content": "Hi"}]
     ids = post(engine, "/v1/tokenize", {"messages": messages}).json()["ids"]
     usage = post(engine, CHAT, {"messages": messages, "max_tokens": 1}).json()["usage"]
@@ -280,7 +293,9 @@ def test_a_client_that_leaves_a_stream_stops_the_generation(endless: Any, path: 
 
 
 @pytest.mark.parametrize("path", [TEXT, CHAT])
-def test_a_client_that_leaves_before_the_answer_stops_the_generation(endless: Any, path: str) -> None:
+def test_a_client_that_leaves_before_the_answer_stops_the_generation(
+    endless: Any, path: str
+) -> None:
     with raw(endless, path, stream=False):
         assert endless.settled(lambda: endless.scheduler.load.running == 1)
     assert endless.settled(lambda: endless.scheduler.idle, within=1.0)
@@ -312,7 +327,11 @@ def test_a_draining_worker_refuses_new_requests_and_finishes_old_ones(endless: A
         endless.scheduler.drain()
         response = post(endless, TEXT, {"prompt": [1]})
         error = response.json()["error"]
-        assert (response.status_code, error["type"], error["code"]) == (503, "server_error", "no_capacity")
+        assert (response.status_code, error["type"], error["code"]) == (
+            503,
+            "server_error",
+            "no_capacity",
+        )
         assert httpx.get(endless.url + "/health").status_code == 503
         assert connection.recv(4096)
         assert endless.scheduler.load.running == 1
@@ -387,7 +406,9 @@ def test_the_openai_sdk_is_at_home(serve: Any, fakes: Any) -> None:
     engine = serve(fakes.Machine(lambda tokens: 97))
 
     async def main() -> None:
-        async with openai.AsyncOpenAI(base_url=engine.url + "/v1", api_key="-", max_retries=0) as sdk:
+        async with openai.AsyncOpenAI(
+            base_url=engine.url + "/v1", api_key="-", max_retries=0
+        ) as sdk:
             hello: Any = [{"role": "user", "content": "Hi"}]
             whole = await sdk.chat.completions.create(
                 model="bytes", messages=hello, max_tokens=4, logprobs=True
@@ -399,7 +420,9 @@ def test_the_openai_sdk_is_at_home(serve: Any, fakes: Any) -> None:
             )
             chunks = [chunk async for chunk in stream]
             assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "aaaa"
-            completion = await sdk.completions.create(model="bytes", prompt="x", max_tokens=2, logprobs=1)
+            completion = await sdk.completions.create(
+                model="bytes", prompt="x", max_tokens=2, logprobs=1
+            )
             assert completion.choices[0].text == "aa"
             assert [model.id async for model in sdk.models.list()] == ["bytes"]
             with pytest.raises(openai.NotFoundError):

@@ -8,6 +8,7 @@ import pytest
 
 from pointsman.engine.sampling import SAMPLE, Pcg32, Sampler, SamplingParams, child_seed, stream
 
+M = 2**63 - 1
 X = np.array([1.0, 3.0, 2.0, 3.0, -1.0], np.float32)
 
 
@@ -32,7 +33,7 @@ def test_pcg32_gives_the_published_words() -> None:
         (7, 0x953AEB70673E29CB, [0.2777772068769715, 0.3827307730539452, 0.38417148281937397, 0.6294108160424986]),
         (77, 0x326BB017690269BB, [0.06486027583456122, 0.043030660159278034, 0.6705962063118663, 0.30847830064208037]),
         (1234, 0x4E6241F252D0A033, [0.26644276892701657, 0.5008362331013435, 0.8475931778953685, 0.5897054782901996]),
-        (2**63 - 1, 0x2020319894995BFB, [0.463733728726497, 0.9101558468480733, 0.5053155098345786, 0.22758302603091396]),
+        (M, 0x2020319894995BFB, [0.463733728726497, 0.9101558468480733, 0.5053155098345786, 0.22758302603091396]),
     ],
 )  # fmt: skip
 def test_the_sample_stream_of_a_seed(seed: int, child: int, uniforms: list[float]) -> None:
@@ -74,7 +75,10 @@ def test_top_k_keeps_the_lower_id_among_equals() -> None:
 def test_top_p_includes_the_token_that_reaches_it_and_no_more() -> None:
     q = np.exp(X) / np.exp(X).sum()
     reach = float(q[1] + q[3])
-    sample = lambda p: {Sampler(SamplingParams(top_p=p, seed=s)).pick(X).token for s in range(300)}  # noqa: E731
+
+    def sample(p: float) -> set[int]:
+        return {Sampler(SamplingParams(top_p=p, seed=s)).pick(X).token for s in range(300)}
+
     assert sample(reach - 0.01) == {1, 3}
     assert sample(reach + 0.01) == {1, 2, 3}
     assert sample(1e-9) == {1}
@@ -124,7 +128,9 @@ def test_the_logits_are_left_as_they_were() -> None:
     assert (logits == X).all()
 
 
-def test_a_draw_above_a_rounded_sum_takes_the_last_possible_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draw_above_a_rounded_sum_takes_the_last_possible_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     sampler = Sampler(SamplingParams(top_k=2))
     monkeypatch.setattr(type(sampler._random), "uniform", lambda self: 1.0)
     assert sampler.pick(np.array([5.0, 1.0, 4.0, 0.0])).token == 2

@@ -110,7 +110,9 @@ def test_generated_tokens_are_not_reused_for_they_were_computed_one_by_one(make:
     assert tokens(second) == alone(make, ask(longer))
 
 
-def test_a_prompt_goes_to_the_slot_that_holds_it_and_others_to_the_longest_unused(make: Any) -> None:
+def test_a_prompt_goes_to_the_slot_that_holds_it_and_others_to_the_longest_unused(
+    make: Any,
+) -> None:
     scheduler = make(slots=2)
     a, b, c = ([letter] * 40 for letter in (1, 2, 3))
     seen = []
@@ -145,7 +147,9 @@ def test_a_long_prompt_does_not_stop_running_streams(make: Any) -> None:
         assert len(tokens(short)) == expected
 
 
-def test_an_answer_ends_at_the_end_token_which_counts_but_is_not_told(make: Any, fakes: Any) -> None:
+def test_an_answer_ends_at_the_end_token_which_counts_but_is_not_told(
+    make: Any, fakes: Any
+) -> None:
     events: list[Any] = []
     scheduler = make(fakes.answering("Hi", prompt_length=3))
     scheduler.submit(ask([1, 2, 3], temperature=0), events.append)

@@ -42,8 +42,14 @@ def test_an_incomplete_character_can_complete_a_stop() -> None:
     assert ("".join(parts), stopped) == ("x", True)
 
 
-@given(st.text("ab\u00e9", max_size=12), st.lists(st.text("ab\u00e9", min_size=1, max_size=3), max_size=3), st.integers(1, 4))
-def test_however_bytes_arrive_the_text_ends_before_the_first_stop(text: str, stops: list[str], size: int) -> None:
+@given(
+    st.text("ab\u00e9", max_size=12),
+    st.lists(st.text("ab\u00e9", min_size=1, max_size=3), max_size=3),
+    st.integers(1, 4),
+)
+def test_however_bytes_arrive_the_text_ends_before_the_first_stop(
+    text: str, stops: list[str], size: int
+) -> None:
     raw = text.encode()
     pieces = [raw[i : i + size] for i in range(0, len(raw), size)]
     parts, stopped = run(pieces, stops)
