@@ -75,14 +75,15 @@ def test_the_first_worker_answers() -> None:
 
 
 def test_failover_before_first_byte() -> None:
-    fleet = Fleet("ab")
+    fleet = Fleet("abc")
     with fleet.dialogue() as story:
         story.expects_send("a").gets(Lost(Why.REFUSED))
-        story.expects_send("b").gets(answer(200, stream=True)).relays_to_the_end()
+        story.expects_send("b").gets(DRAINING)
+        story.expects_send("c").gets(answer(200, stream=True)).relays_to_the_end()
     x = fleet.x
-    assert (x.attempts, x.worker_id, x.reason) == (2, "b", "failover")
-    assert x.failures == ["refused"]
-    assert fleet.excluded == ["a"]
+    assert (x.attempts, x.worker_id, x.reason) == (3, "c", "failover")
+    assert x.failures == ["refused", "503"]
+    assert fleet.excluded == ["a", "b"]
     assert fleet.in_flight == {}
 
 
