@@ -62,6 +62,10 @@ ANSWERS = {
         b'{"model":"v2","message":{"model":"v2"},"response":{"x":1,"model":"v2"}}',
         b'{"model":"smol","message":{"model":"smol"},"response":{"x":1,"model":"smol"}}',
     ),
+    "half of a pair beside a nested one": (
+        b'{"response":{"model":"v2","text":"\\ud83d"}}',
+        b'{"response":{"model":"smol","text":"\\ud83d"}}',
+    ),
     "half of a pair": (
         b'{"model":"v2","choices":[{"delta":{"content":"\\ud83d"}}]}',
         b'{"model":"smol","choices":[{"delta":{"content":"\\ud83d"}}]}',

@@ -111,7 +111,9 @@ class ResponseHead:
         self.lines = status_line(status) + _end_to_end(headers)
         framing = Framing.UNTIL_CLOSE
         for name, value in headers:
-            if name == b"content-length":  # the only one, and with no Transfer-Encoding: llhttp sees to that
+            if (
+                name == b"content-length"
+            ):  # the only one, and with no Transfer-Encoding: llhttp sees to that
                 framing = Framing.COUNTED
                 self.length = int(value)
             elif name == b"transfer-encoding":

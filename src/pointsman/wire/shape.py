@@ -9,7 +9,7 @@ from typing import Protocol
 
 import msgspec
 
-from pointsman.wire.body import readable, with_fields
+from pointsman.wire.body import members, readable, with_fields
 from pointsman.wire.framing import LAST_CHUNK, chunk, payload
 from pointsman.wire.sse import DONE, EventCut, data_of, with_data
 
@@ -123,7 +123,9 @@ def public_json(body: bytes, model: bytes) -> bytes:
     for key, value in (("response", named.response), ("message", named.message)):
         nested = _named(bytes(value)) if value else None
         if nested is not None and bytes(nested.model)[:1] == b'"':
-            fields[key] = with_fields(bytes(value), {"model": model})
+            # From the body itself: what was decoded may have been mended.
+            written = {name: body[start:end] for name, start, end in members(body)}[key]
+            fields[key] = with_fields(written, {"model": model})
     return with_fields(body, fields) if fields else body
 
 
