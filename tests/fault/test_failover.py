@@ -41,3 +41,15 @@ async def test_no_splice_after_first_byte() -> None:
         assert response.body == event("The cat") + ERROR_EVENT
         assert response.complete
         assert second.requests == []
+
+
+async def test_a_connection_goes_on_after_a_stream_that_broke_in_good_order() -> None:
+    dying = resets(sse_head() + sse_chunk(event("The cat")))
+    async with (
+        Origin(dying, answers({"ok": 1})) as engine,
+        running({"a": engine.address}) as gateway,
+        Client(gateway.address) as client,
+    ):
+        broken = await client.ask(post(CHAT | {"stream": True}))
+        assert (broken.complete, broken.header("connection")) == (True, "keep-alive")
+        assert (await client.ask(post(CHAT))).body == b'{"ok":1}'

@@ -98,12 +98,16 @@ class Done:
 
 
 class Broken:
-    """The answer broke after the commit; the driver has told the client as far as HTTP allows."""
+    """The answer broke after the commit; the driver has told the client as far as HTTP allows.
 
-    __slots__ = ("why",)
+    `told` says whether the client's message could be ended in good order, so that its connection can go on.
+    """
 
-    def __init__(self, why: Why) -> None:
+    __slots__ = ("told", "why")
+
+    def __init__(self, why: Why, told: bool = False) -> None:
         self.why = why
+        self.told = told
 
 
 class ClientGone(Exception):

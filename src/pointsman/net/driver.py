@@ -197,7 +197,7 @@ class Drive:
     def _pumped(self, result: Done | Broken) -> None:
         self._pump = None
         self._upstream = None
-        if isinstance(result, Broken):
+        if isinstance(result, Broken) and not result.told:
             self._request.keep_alive = False
         self._run(result)
 

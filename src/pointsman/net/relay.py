@@ -159,7 +159,7 @@ class Relay(asyncio.Protocol):
             gap = b"" if ends_event(self._tail()) else b"\n\n"
             event = gap + ERROR_EVENT
             self._write(chunk(event) + LAST_CHUNK if self._chunked else event)
-        self._ended(Broken(why))
+        self._ended(Broken(why, told=self._events and self._chunked))
 
     def _write_end(self) -> None:
         end = self._shape.end() if self._shape is not None else b""
