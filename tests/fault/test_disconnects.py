@@ -48,6 +48,7 @@ async def test_d01_d03_a_client_that_leaves_before_the_head_ends_the_request(
         await origin.left(1)
         nothing_is_left(gateway)
         assert counted(gateway, 'tl_gateway_client_disconnects_total{stage="waiting"}') == 1
+        assert counted(gateway, 'tl_gateway_requests_total{code="499"') == 1
 
 
 @WAYS
