@@ -87,6 +87,28 @@ async def test_a_pipeline_stops_being_answered_while_its_client_does_not_read() 
         assert seen < 100
 
 
+async def test_large_bodies_of_a_pipeline_do_not_pile_up() -> None:
+    free = asyncio.Event()
+
+    async def waits(talk: Conversation) -> None:
+        await free.wait()
+        await talk.send(json_answer({}))
+
+    large = post(CHAT | {"image": "A" * (4 << 20)})
+    async with fronted(waits) as (origin, gateway, client), Client(gateway.address) as other:
+        await client.send(numbered(1))
+        await origin.received(1)
+        sending = asyncio.get_running_loop().create_task(client.send(large * 12))
+        for _ in range(300):
+            assert (await other.ask(MODELS)).status == 200
+        assert not sending.done()  # so that most of them are still the client's
+        free.set()
+        for _ in range(13):
+            assert (await client.response()).status == 200
+        await sending
+    assert len(origin.requests) == 13
+
+
 async def test_a_request_may_come_byte_by_byte() -> None:
     async with fronted(echo) as (_, _, client):
         for byte in numbered(7):

@@ -32,6 +32,7 @@ __all__ = ["Downstream", "Exit", "Request", "Server"]
 
 NOTED = frozenset((b"content-length", b"expect", b"transfer-encoding", b"upgrade"))
 PIPELINE_LIMIT = 16
+PIPELINE_BYTES = 1 << 20
 LINGER_S = 2.0
 LINGER_BYTES = 64 << 20
 
@@ -316,7 +317,11 @@ class Downstream(asyncio.Protocol):
             )
         )
         self._body = []
-        if len(self._ready) >= PIPELINE_LIMIT and self._reading:
+        # A pipeline may be long or its bodies large, not both: they would all wait in memory.
+        crowded = len(self._ready) >= PIPELINE_LIMIT or (
+            self._size > PIPELINE_BYTES and self._serving
+        )
+        if crowded and self._reading:
             self._reading = False
             self.transport.pause_reading()
 
