@@ -49,13 +49,13 @@ GC_THRESHOLD = 10_000
 class Gateway:
     """One gateway: `start`, then `drain` and `stop`. Its addresses are known once it has started."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, metrics: type[Metrics] = Metrics) -> None:
         self.config = options = config.gateway
         self.store = _store(options)
         epoch = self.store.epoch_of(options.routes) if self.store else 1
         self.registry = Registry(miss_limit=options.heartbeat_miss_limit)
         self.router = Router(self.registry, _policy(options), RouteTable(options.routes, epoch))
-        self.metrics = Metrics(self._live_workers, (*options.paths, "/v1/models"))
+        self.metrics = metrics(self._live_workers, (*options.paths, "/v1/models"))
         self.address = self.health_address = ("", 0)
         self.registry_port = 0
         self.draining = False

@@ -10,6 +10,7 @@ import typer
 
 from pointsman import __version__
 from pointsman.cli_config import config_app
+from pointsman.engine.command import engine
 
 __all__ = ["app", "main"]
 
@@ -22,6 +23,7 @@ app = typer.Typer(
 )
 
 app.add_typer(config_app, name="config")
+app.command("engine")(engine)
 
 BAD_CONFIGURATION = 2
 
@@ -63,6 +65,20 @@ def serve(
     except ConfigError as error:
         typer.echo(f"pointsman: {error}", err=True)
         raise typer.Exit(BAD_CONFIGURATION) from None
+
+
+@app.command()
+def demo(
+    check: Annotated[
+        bool, typer.Option("--check", help="Ask for everything once, kill a worker, and judge.")
+    ] = False,
+    engines: Annotated[int, typer.Option(min=1, max=8, help="Engine workers.")] = 2,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the gateway.")] = 8080,
+) -> None:
+    """Run a gateway and real engines on this machine, with a live table, until Ctrl-C."""
+    from pointsman.demo import demo as run
+
+    raise typer.Exit(run(check=check, engines=engines, port=port))
 
 
 def main() -> None:
