@@ -137,7 +137,7 @@ def serve() -> Iterator[Callable[..., Engine]]:
         def start(machine: FakeMachine, **options: Any) -> Engine:
             settings = {"slots": 4, "context": 512} | options
             scheduler = Scheduler(machine, ByteModel(), now=time.monotonic, **settings)
-            stack.enter_context(_computing(scheduler))
+            stack.enter_context(_computing(scheduler, on_failure=lambda: None))
             listener = stack.enter_context(_listener("127.0.0.1:0"))
             server = _server(engine_app(Served("bytes", ByteModel(), scheduler)))
             thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

@@ -191,6 +191,7 @@ def test_one_prompt_in_a_list_is_that_prompt(serve: Any, fakes: Any) -> None:
         (TEXT, {"prompt": "a", "logit_bias": {"1": 1}}, "logit_bias"),
         (TEXT, {"prompt": ["a", "b"]}, "prompt"),
         (TEXT, {"prompt": []}, "prompt"),
+        (TEXT, {"prompt": [[["a"]]]}, "prompt[0]"),
         (TEXT, {"prompt": [1, 258]}, "prompt[1]"),
         (TEXT, {"prompt": [True]}, "prompt[0]"),
         (TEXT, {"prompt": 5}, "prompt"),

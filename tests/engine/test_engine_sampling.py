@@ -6,7 +6,15 @@ import random
 import numpy as np
 import pytest
 
-from pointsman.engine.sampling import SAMPLE, Pcg32, Sampler, SamplingParams, child_seed, stream
+from pointsman.engine.sampling import (
+    SAMPLE,
+    Pcg32,
+    Sampler,
+    SamplingParams,
+    _nucleus,
+    child_seed,
+    stream,
+)
 
 M = 2**63 - 1
 X = np.array([1.0, 3.0, 2.0, 3.0, -1.0], np.float32)
@@ -91,6 +99,10 @@ def test_top_p_looks_beyond_its_first_guess_when_the_distribution_is_flat() -> N
     assert len(tokens) > 100
     nearly = {Sampler(SamplingParams(top_p=1 - 1e-16, seed=s)).pick(flat).token for s in range(200)}
     assert max(nearly) > 900
+
+
+def test_top_p_above_a_rounded_sum_keeps_everything() -> None:
+    assert sorted(_nucleus(np.array([0.5, 0.25, 0.125]), 0.99)) == [0, 1, 2]
 
 
 def test_min_p_is_measured_against_the_most_likely_token_that_is_left() -> None:

@@ -116,7 +116,10 @@ def engine(
 
 
 def run(options: EngineOptions) -> int:
-    """Load the model and serve it until SIGTERM or SIGINT; the exit code: 0 after a drain, 2 when it cannot start."""
+    """Load the model and serve it until SIGTERM or SIGINT.
+
+    Returns the exit code: 0 after a drain, 1 when the scheduling loop died, 2 when it cannot start.
+    """
     try:
         import jinja2  # noqa: F401
         import numpy  # noqa: F401
@@ -165,10 +168,14 @@ async def _serve(options: EngineOptions) -> int:
             queue_capacity=options.queue_capacity,
             queue_deadline=options.queue_deadline_s,
         )
-        stack.enter_context(_computing(scheduler))
         address = options.advertise or _address(listener)
         worker_id = options.worker_id or f"engine-{listener.getsockname()[1]}"
         server = _server(engine_app(Served(name, model, scheduler)))
+
+        def on_failure() -> None:
+            server.should_exit = True
+
+        failed = stack.enter_context(_computing(scheduler, on_failure))
         async with asyncio.TaskGroup() as tasks:
             heartbeat: Heartbeat | None = None
             background = []
@@ -187,7 +194,7 @@ async def _serve(options: EngineOptions) -> int:
             await server.serve(sockets=[listener])
             for task in background:
                 task.cancel()
-    return 0
+    return 1 if failed.is_set() else 0
 
 
 async def _leave(
@@ -233,12 +240,25 @@ def _status(
 
 
 @contextlib.contextmanager
-def _computing(scheduler: "Scheduler") -> Iterator[None]:
-    thread = threading.Thread(target=scheduler.run, name="scheduler", daemon=True)
+def _computing(scheduler: "Scheduler", on_failure: Callable[[], None]) -> Iterator[threading.Event]:
+    """Run the loop in a thread of its own. A loop that dies sets the event: a worker must not beat on without it."""
+    failed, leaving = threading.Event(), threading.Event()
+
+    def compute() -> None:
+        try:
+            scheduler.run()
+        finally:
+            if not leaving.is_set():
+                log.critical("the scheduling loop has died")
+                failed.set()
+                on_failure()
+
+    thread = threading.Thread(target=compute, name="scheduler", daemon=True)
     thread.start()
     try:
-        yield
+        yield failed
     finally:
+        leaving.set()
         scheduler.stop()
         thread.join()
 

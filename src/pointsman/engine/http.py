@@ -272,7 +272,9 @@ class Served:
         if prompt and isinstance(prompt[0], str | list):
             if len(prompt) > 1:
                 raise _bad("one prompt per request is what this engine takes", "prompt")
-            return self.text_tokens(prompt[0])
+            prompt = prompt[0]
+            if isinstance(prompt, str):
+                return self.text_tokens(prompt)
         for i, token in enumerate(prompt):
             if type(token) is not int or not 0 <= token < self.model.n_vocab:
                 raise _bad(f"not a token id of 0 to {self.model.n_vocab - 1}", f"prompt[{i}]")
