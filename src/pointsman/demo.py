@@ -5,13 +5,14 @@ heartbeats, and one that is killed is really gone. What is checked is in `points
 """
 
 import asyncio
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -187,10 +188,15 @@ The gateway listens on [bold]{fleet.url}[/]; Ctrl-C ends it. Try, in another ter
 
   OpenAI(base_url="{fleet.url}/v1", api_key="none")
 """)
+        ended = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, ended.set)
         with Live(console=console, auto_refresh=False) as live:
-            while True:
+            while not ended.is_set():
                 live.update(Group(_workers(fleet), _requests(fleet)), refresh=True)
-                await asyncio.sleep(REFRESH_S)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(ended.wait(), REFRESH_S)
+    return 0
 
 
 def _workers(fleet: Fleet) -> Table:
