@@ -52,6 +52,9 @@ class FakeTransport:
     def close(self) -> None:
         pass
 
+    def get_extra_info(self, name: str) -> None:
+        return None
+
     def get_write_buffer_size(self) -> int:
         return 0
 
@@ -91,9 +94,7 @@ async def measure(count: int, profile: bool) -> None:
     at = "127.0.0.1:0"
     gateway = Gateway(
         Config(
-            gateway=GatewayConfig(
-                listen=at, health_listen=at, registry_listen=at, workers=workers
-            )
+            gateway=GatewayConfig(listen=at, health_listen=at, registry_listen=at, workers=workers)
         )
     )
     await gateway.start()

@@ -25,6 +25,7 @@ from pointsman.errors import (
 from pointsman.net.clock import Deadlines
 from pointsman.net.limits import DownstreamLimits
 from pointsman.net.observer import Observer
+from pointsman.net.sending import sender
 from pointsman.wire.http1 import CONTINUE, Headers
 from pointsman.wire.replies import error_reply
 
@@ -165,7 +166,7 @@ class Downstream(asyncio.Protocol):
         """Start to be watched."""
         server = self._server
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
-        self.write = self.transport.write
+        self.write = sender(self.transport)
         server.connections.add(self)
         server.empty.clear()
         server.observer.opened("downstream")

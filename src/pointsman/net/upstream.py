@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 import msgspec
 
 from pointsman.flow.effects import Answer, Lost, Why
+from pointsman.net.sending import sender
 from pointsman.wire.framing import Cut, cut_for, payload
 from pointsman.wire.http1 import Framing, ProtocolError, ResponseHead, parse_response_head
 
@@ -66,6 +67,7 @@ class Upstream(asyncio.Protocol):
         "_interims",
         "_judge",
         "_lane",
+        "_send",
         "_size",
         "_used",
         "cut",
@@ -104,7 +106,7 @@ class Upstream(asyncio.Protocol):
         self._interims = 0
         self._wait(self._lane.limits.head_s)
         if len(body) < LARGE:
-            self.transport.write(head + body)
+            self._send(head + body)
         else:
             self.transport.writelines((head, body))
 
@@ -144,6 +146,7 @@ class Upstream(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start to be watched."""
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        self._send = sender(self.transport)
         self._deadlines.add(self)
 
     def data_received(self, data: bytes) -> None:
