@@ -34,7 +34,7 @@ def upstream(*headers: tuple[bytes, bytes]) -> list[bytes]:
 
 def downstream(*lines: bytes) -> list[bytes]:
     """Return the header lines that a client gets for an engine's, without ours."""
-    return render_response(head(*lines), b"").split(b"\r\n")[1:-2]
+    return render_response(head(*lines), b"", b"").split(b"\r\n")[1:-2]
 
 
 OURS = [b"x-request-id: req-1", b"traceparent: " + NEW_TRACE]
@@ -158,7 +158,7 @@ class TestRequestIds:
 class TestResponses:
     def test_end_to_end_headers_pass_and_ours_follow(self) -> None:
         answer = head(b"Server: uvicorn", b"Date: today", b"Content-Type: text/plain")
-        assert render_response(answer, b"x-request-id: r\r\nconnection: close\r\n") == (
+        assert render_response(answer, b"x-request-id: r\r\nconnection: close\r\n", b"") == (
             b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ndate: today\r\ncontent-type: text/plain\r\n"
             b"x-request-id: r\r\nconnection: close\r\n\r\n"
         )

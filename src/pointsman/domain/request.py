@@ -33,7 +33,6 @@ class InferenceRequest:
         self,
         model: str,
         request_id: str,
-        *,
         stream: bool = False,
         prompt: bytes | msgspec.Raw | None = None,
         messages: bytes | msgspec.Raw | None = None,

@@ -31,7 +31,7 @@ from pointsman.wire.replies import error_reply
 
 __all__ = ["Downstream", "Exit", "Request", "Server"]
 
-NOTED = frozenset((b"content-length", b"expect", b"transfer-encoding", b"upgrade"))
+NOTED = frozenset((b"expect", b"transfer-encoding", b"upgrade"))
 PIPELINE_LIMIT = 16
 PIPELINE_BYTES = 1 << 20
 LINGER_S = 2.0
@@ -206,6 +206,8 @@ class Downstream(asyncio.Protocol):
         if self._phase is not IDLE and self._head_bytes > self._server.limits.head_bytes:
             self._refusal = self._refusal or HeadTooLarge("the request head is too large")
         if not self._serving:
+            if self._phase is BODY and self._limited is not BODY:
+                self._weigh_body()
             self._serve_next()
             if self._phase is not self._limited and not self._serving:
                 self._limit()
@@ -277,6 +279,7 @@ class Downstream(asyncio.Protocol):
         self._head_bytes = 0
         self._fields = len(self._headers)
         if self._expects:
+            self._weigh_body()
             self._invite()
 
     def on_body(self, body: bytes) -> None:
@@ -284,8 +287,7 @@ class Downstream(asyncio.Protocol):
         self._head_bytes = 0
         self._expects = False
         self._size += len(body)
-        limit = self._server.limits.body_bytes
-        if self._size > limit:
+        if self._size > (limit := self._server.limits.body_bytes):
             self._refusal = self._refusal or BodyTooLarge(f"the request body is over {limit} bytes")
             self._body.clear()
         elif self._refusal is None:
@@ -410,11 +412,7 @@ class Downstream(asyncio.Protocol):
 
     def _note(self, name: bytes, value: bytes) -> None:
         """Judge what a header announces, before the body comes."""
-        if name == b"content-length":
-            limit = self._server.limits.body_bytes
-            if int(value) > limit:
-                self._refusal = BodyTooLarge(f"the request body is over {limit} bytes")
-        elif name == b"transfer-encoding":
+        if name == b"transfer-encoding":
             if value.lower() != b"chunked" or self._parser.get_http_version() == "1.0":
                 self._refusal = BadRequest("a transfer coding that this server does not take")
         elif name == b"expect":
@@ -428,6 +426,13 @@ class Downstream(asyncio.Protocol):
         if self._refusal is None and not self._serving and not self._ready:
             self._expects = False
             self.write(CONTINUE)
+
+    def _weigh_body(self) -> None:
+        """Refuse a body that announces itself as too large, before it comes."""
+        limit = self._server.limits.body_bytes
+        for name, value in self._headers:
+            if name == b"content-length" and int(value) > limit:
+                self._refusal = BodyTooLarge(f"the request body is over {limit} bytes")
 
     def _weigh(self) -> None:
         """Refuse a head that came in one piece with more than a head may have."""

@@ -161,7 +161,7 @@ class Drive:
                 framing = b"content-length: %d\r\n" % len(body)
             if head.status == FULL and head.get(b"retry-after") is None:
                 framing += b"retry-after: 1\r\n"
-            self._commit(head.status, render_response(head, self._ours(framing)) + body)
+            self._commit(head.status, render_response(head, self._ours(framing), body))
             return DONE
         upstream = self._upstream
         assert upstream is not None, "an unfinished answer has its connection"
@@ -175,7 +175,7 @@ class Drive:
             framing = b""
             request.keep_alive = False
         first = answer.body if shape is None else shape.feed(answer.body)
-        self._commit(head.status, render_response(head, self._ours(framing)) + first)
+        self._commit(head.status, render_response(head, self._ours(framing), first))
         limits = self._plane.upstream_limits
         self._pump = Pump(
             upstream,

@@ -75,9 +75,8 @@ class Lane:
                 path,
                 self.worker.http_address.encode(),
             )
-            if (
-                b"?" not in path
-            ):  # The paths are few, and of the configuration; queries are the clients'.
+            # The paths are few, and of the configuration; queries are the clients'.
+            if b"?" not in path:
                 self._openings[path] = opening
         return opening
 

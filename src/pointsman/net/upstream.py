@@ -14,7 +14,7 @@ import msgspec
 
 from pointsman.flow.effects import Answer, Lost, Why
 from pointsman.net.sending import sender
-from pointsman.wire.framing import Cut, cut_for, payload
+from pointsman.wire.framing import CountedCut, Cut, cut_for, payload
 from pointsman.wire.http1 import Framing, ProtocolError, ResponseHead, parse_response_head
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ __all__ = ["Judge", "Upstream"]
 
 HEAD_LIMIT = 65536
 INTERIM_LIMIT = 8
+WHOLE: Cut = CountedCut(0)
 LARGE = 65536
 
 
@@ -215,18 +216,16 @@ class Upstream(asyncio.Protocol):
                 raise ProtocolError("too many interim responses")
         self._buffer = b""
         self._head = head
+        usual = head.framing is Framing.COUNTED and not head.event_stream
+        if usual and len(data) == head.length > 0:
+            self.cut = WHOLE  # The usual plain answer: all of it, in one read.
+            self._complete(head, data)
+            return
         self.cut = cut_for(head)
         self._held.clear()
         self._size = 0
         self.state = BODY
-        if (
-            len(data) == head.length > 0
-            and head.framing is Framing.COUNTED
-            and not head.event_stream
-        ):
-            self._held.append(data)  # The usual plain answer: all of it, in one read.
-            self._complete(head)
-        elif data or self.cut.done:
+        if data or self.cut.done:
             self._take_body(data)
         else:
             self._wait(self._lane.limits.first_byte_s)
@@ -239,7 +238,7 @@ class Upstream(asyncio.Protocol):
             self._held.append(out)
             self._size += len(out)
         if cut.done:
-            self._complete(head)
+            self._complete(head, self._joined())
         elif out and (
             (head.event_stream and head.status < 300) or self._size >= self._lane.limits.hold_bytes
         ):
@@ -251,8 +250,7 @@ class Upstream(asyncio.Protocol):
         else:
             self._wait(self._lane.limits.gap_s)
 
-    def _complete(self, head: ResponseHead) -> None:
-        body = self._joined()
+    def _complete(self, head: ResponseHead, body: bytes) -> None:
         if head.event_stream and head.status < 300 and not self._payload(head, body):
             raise ProtocolError("an event stream without an event")
         judge = self._judge

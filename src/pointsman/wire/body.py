@@ -73,10 +73,10 @@ def parse_request(body: bytes, request_id: str, affinity_bytes: int = 64) -> Inf
     return InferenceRequest(
         fields.model,
         request_id,
-        stream=fields.stream == TRUE,
-        prompt=fields.prompt or None,
-        messages=fields.messages or None,
-        affinity_bytes=affinity_bytes,
+        fields.stream == TRUE,
+        fields.prompt or None,
+        fields.messages or None,
+        affinity_bytes,
     )
 
 

@@ -245,12 +245,12 @@ def render_request(headers: Headers, request_id: str, random_hex: str) -> bytes:
     return b"".join(lines)
 
 
-def render_response(head: ResponseHead, ours: bytes) -> bytes:
-    """Render the head that the client gets: the engine's end-to-end headers, and `ours` (whole lines) after them.
+def render_response(head: ResponseHead, ours: bytes, body: bytes) -> bytes:
+    """Render what the client gets: the engine's end-to-end headers, `ours` (whole lines) after them, and body bytes.
 
     `ours` carries the framing, the connection header and the request id.
     """
-    return b"%b%b\r\n" % (head.lines, ours)
+    return b"%b%b\r\n%b" % (head.lines, ours, body)
 
 
 def status_line(status: int) -> bytes:
