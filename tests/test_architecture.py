@@ -17,7 +17,7 @@ LAYERS: dict[str, set[str]] = {
     "errors": set(),
     "domain": {"errors", "msgspec"},
     "wire": {"domain", "errors", "httptools", "msgspec"},
-    "flow": {"wire", "domain", "errors"},
+    "flow": {"wire", "domain", "errors", "msgspec"},
     # The sockets of the data path.
     "net": {"flow", "wire", "domain", "errors", "httptools", "msgspec"},
     # Beside it: they share objects with the data path, and none of its code.

@@ -51,6 +51,7 @@ class Fleet:
             path="/v1/chat/completions",
             operation="chat",
             started=10.0,
+            now=10.0,
         )
 
     def dialogue(self) -> Dialogue:

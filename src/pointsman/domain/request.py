@@ -11,7 +11,7 @@ from pointsman.domain.prefix import render_prefix
 __all__ = ["InferenceRequest"]
 
 
-class InferenceRequest:
+class InferenceRequest(msgspec.Struct, eq=False, gc=False):
     """One request as the policies see it.
 
     `model` is the id that the client asked for; `request_id` also draws the canary backend; `stream` is true only for
@@ -19,32 +19,13 @@ class InferenceRequest:
     `affinity_bytes` is how much of the rendered prompt makes the affinity key.
     """
 
-    __slots__ = (
-        "_prefix_key",
-        "affinity_bytes",
-        "messages",
-        "model",
-        "prompt",
-        "request_id",
-        "stream",
-    )
-
-    def __init__(
-        self,
-        model: str,
-        request_id: str,
-        stream: bool = False,
-        prompt: bytes | msgspec.Raw | None = None,
-        messages: bytes | msgspec.Raw | None = None,
-        affinity_bytes: int = 64,
-    ) -> None:
-        self.model = model
-        self.request_id = request_id
-        self.stream = stream
-        self.prompt = prompt
-        self.messages = messages
-        self.affinity_bytes = affinity_bytes
-        self._prefix_key: bytes | None = None
+    model: str
+    request_id: str
+    stream: bool = False
+    prompt: bytes | msgspec.Raw | None = None
+    messages: bytes | msgspec.Raw | None = None
+    affinity_bytes: int = 64
+    _prefix_key: bytes | None = None
 
     @property
     def prefix_key(self) -> bytes:

@@ -8,6 +8,8 @@ sends nothing; trying again is the caller's business (with the failed workers in
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 from pointsman.domain.policy.least_outstanding import LeastOutstanding
 from pointsman.domain.routes import Route, RouteTable, pick_backend
 from pointsman.domain.worker import Role, Worker, load_of
@@ -24,7 +26,7 @@ UNIFIED = Role.UNIFIED
 UNIFIED_ONLY: Sequence[str] = ("unified",)
 
 
-class Target:
+class Target(Struct, frozen=True, eq=False, gc=False):
     """Where an attempt goes.
 
     `worker` answers the client (a decode worker when `prefill` is set); `served_model` is what the engine calls the
@@ -32,21 +34,11 @@ class Target:
     `cascade_step` is -1 without a cascade.
     """
 
-    __slots__ = ("cascade_step", "prefill", "reason", "served_model", "worker")
-
-    def __init__(
-        self,
-        worker: Worker,
-        served_model: str,
-        reason: str,
-        cascade_step: int = -1,
-        prefill: Worker | None = None,
-    ) -> None:
-        self.worker = worker
-        self.served_model = served_model
-        self.reason = reason
-        self.cascade_step = cascade_step
-        self.prefill = prefill
+    worker: Worker
+    served_model: str
+    reason: str
+    cascade_step: int = -1
+    prefill: Worker | None = None
 
     def __repr__(self) -> str:
         return f"<Target {self.worker.id} {self.served_model} {self.reason}>"

@@ -5,7 +5,7 @@ or draining is excluded and the request is routed again. After it, there is no o
 breaks, and the client is told.
 """
 
-from pointsman.domain.ledger import take
+from pointsman.domain.ledger import Lease
 from pointsman.domain.router import Router
 from pointsman.errors import GatewayError, ModelNotFound, NoCapacity, UpstreamTimeout
 from pointsman.flow.effects import Answer, Broken, Flow, Lost, Relay, Send, Why
@@ -31,7 +31,7 @@ def attempts(x: Exchange, router: Router, max_attempts: int) -> Flow:
         x.attempts += 1
         x.reason = target.reason
         x.worker_id = worker.id
-        with take(worker):
+        with Lease(worker):
             result = yield Send(target)
             if isinstance(result, Answer) and result.head.status not in (FULL, UNAVAILABLE):
                 ended = yield Relay(result)

@@ -5,10 +5,14 @@ so a test plays the driver and reads as a dialogue. The driver (`pointsman.net.d
 
 A story ends by returning after a `Relay`, or by raising a `GatewayError`, which the driver answers.
 A client that leaves is thrown into the story as `ClientGone`.
+
+The values are msgspec structs, which are made in C: a request makes half a dozen of them.
 """
 
 from collections.abc import Generator
 from enum import StrEnum
+
+from msgspec import Struct
 
 from pointsman.domain.router import Target
 from pointsman.wire.http1 import ResponseHead
@@ -39,75 +43,58 @@ class Why(StrEnum):
     SHUTDOWN = "shutdown"  # the gateway's own drain deadline passed
 
 
-class Send:
+class Send(Struct, frozen=True, eq=False, gc=False):
     """Send the request to the target, and wait for an answer that can be judged.
 
     That is the head with the first body bytes of an event stream, and the whole of any other answer, up to
     `hold_bytes`. Gives Answer or Lost.
     """
 
-    __slots__ = ("target",)
-
-    def __init__(self, target: Target) -> None:
-        self.target = target
+    target: Target
 
 
-class Relay:
+class Relay(Struct, frozen=True, eq=False, gc=False):
     """Commit to an answer: pass it to the client, and pump the rest of it. Gives Done or Broken."""
 
-    __slots__ = ("answer",)
-
-    def __init__(self, answer: "Answer") -> None:
-        self.answer = answer
+    answer: "Answer"
 
 
-class Answer:
+class Answer(Struct, frozen=True, eq=False, gc=False):
     """What an engine answered, not yet shown to anybody.
 
     `body` is what arrived of the body, in the engine's framing; `complete` says whether that is all of it.
     """
 
-    __slots__ = ("body", "complete", "head")
-
-    def __init__(self, head: ResponseHead, body: bytes, complete: bool) -> None:
-        self.head = head
-        self.body = body
-        self.complete = complete
+    head: ResponseHead
+    body: bytes
+    complete: bool
 
     def __repr__(self) -> str:
         return f"Answer({self.head.status})"
 
 
-class Lost:
+class Lost(Struct, frozen=True, eq=False, gc=False):
     """The attempt failed before anything reached the client."""
 
-    __slots__ = ("detail", "why")
-
-    def __init__(self, why: Why, detail: str = "") -> None:
-        self.why = why
-        self.detail = detail
+    why: Why
+    detail: str = ""
 
     def __repr__(self) -> str:
         return f"Lost({self.why}, {self.detail!r})"
 
 
-class Done:
+class Done(Struct, frozen=True, eq=False, gc=False):
     """The answer reached the client, to its end."""
 
-    __slots__ = ()
 
-
-class Broken:
+class Broken(Struct, frozen=True, eq=False, gc=False):
     """The answer broke after the commit; the driver has told the client as far as HTTP allows.
 
     `told` says whether the client's message could be ended in good order, so that its connection can go on.
     """
 
-    __slots__ = ("told", "why")
-
-    def __init__(self, why: Why, told: bool = False) -> None:
-        self.why = why
-        self.told = told
+    why: Why
+    told: bool = False
 
 
 class ClientGone(Exception):

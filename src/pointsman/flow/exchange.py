@@ -7,6 +7,8 @@ seconds of the monotonic clock, 0.0 where something has not happened.
 from enum import Enum
 from math import inf
 
+from msgspec import Struct, field
+
 from pointsman.domain.request import InferenceRequest
 from pointsman.domain.worker import Worker
 
@@ -21,7 +23,7 @@ class Stage(Enum):
     CLOSED = "closed"
 
 
-class Exchange:
+class Exchange(Struct, eq=False):
     """One request and what became of it.
 
     `operation` is chat, text_completion, embeddings or other; `status` is what the client got, 499 if it left first;
@@ -30,52 +32,34 @@ class Exchange:
     last event, for the story; `deadline` is when the whole request must be over.
     """
 
-    __slots__ = (
-        "attempts",
-        "deadline",
-        "error",
-        "excluded",
-        "failures",
-        "finished_at",
-        "first_byte_at",
-        "model",
-        "now",
-        "operation",
-        "path",
-        "reason",
-        "request",
-        "request_id",
-        "stage",
-        "started",
-        "status",
-        "stream",
-        "worker_id",
-    )
+    request: InferenceRequest
+    path: str
+    operation: str
+    started: float
+    deadline: float = inf
+    now: float = 0.0
+    first_byte_at: float = 0.0
+    finished_at: float = 0.0
+    stage: Stage = Stage.OPEN
+    status: int = 0
+    error: str = ""
+    reason: str = ""
+    worker_id: str = ""
+    attempts: int = 0
+    failures: list[str] = field(default_factory=list)
+    excluded: list[Worker] = field(default_factory=list)
 
-    def __init__(
-        self,
-        request: InferenceRequest,
-        path: str,
-        operation: str,
-        started: float,
-        deadline: float = inf,
-    ) -> None:
-        self.request = request
-        self.request_id = request.request_id
-        self.model = request.model
-        self.stream = request.stream
-        self.path = path
-        self.operation = operation
-        self.started = started
-        self.now = started
-        self.deadline = deadline
-        self.first_byte_at = 0.0
-        self.finished_at = 0.0
-        self.stage = Stage.OPEN
-        self.status = 0
-        self.error = ""
-        self.reason = ""
-        self.worker_id = ""
-        self.attempts = 0
-        self.failures: list[str] = []
-        self.excluded: list[Worker] = []
+    @property
+    def request_id(self) -> str:
+        """The client's request id, or the one that it was given."""
+        return self.request.request_id
+
+    @property
+    def model(self) -> str:
+        """The model that the client asked for."""
+        return self.request.model
+
+    @property
+    def stream(self) -> bool:
+        """Whether the client asked for a stream."""
+        return self.request.stream

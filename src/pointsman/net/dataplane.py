@@ -84,9 +84,10 @@ class DataPlane:
             self,
             client,
             request,
-            x,
             attempts(x, self.router, self._max_attempts),
             render_request(request.headers, request_id, random_hex),
+            x,
+            x.deadline,
         )
         drive.start()
         return drive

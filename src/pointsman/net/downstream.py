@@ -12,6 +12,7 @@ from math import inf
 from typing import Protocol, cast
 
 import httptools
+from msgspec import Struct
 
 from pointsman.errors import (
     BadRequest,
@@ -38,29 +39,16 @@ LINGER_S = 2.0
 LINGER_BYTES = 64 << 20
 
 
-class Request:
+class Request(Struct, eq=False, gc=False):
     """One whole request. Header names are lower case; `path` is still percent-encoded."""
 
-    __slots__ = ("body", "headers", "http10", "keep_alive", "method", "path", "query")
-
-    def __init__(
-        self,
-        method: bytes,
-        target: bytes,
-        headers: Headers,
-        body: bytes,
-        keep_alive: bool = True,
-        http10: bool = False,
-    ) -> None:
-        self.method = method
-        self.headers = headers
-        self.body = body
-        self.keep_alive = keep_alive
-        self.http10 = http10
-        if not target.startswith(b"/"):  # RFC 9112 section 3.2.2: absolute-form
-            _, scheme, rest = target.partition(b"://")
-            target = b"/" + rest.partition(b"/")[2] if scheme else target
-        self.path, _, self.query = target.partition(b"?")
+    method: bytes
+    path: bytes
+    query: bytes
+    headers: Headers
+    body: bytes
+    keep_alive: bool = True
+    http10: bool = False
 
 
 class Exit(Protocol):
@@ -309,10 +297,12 @@ class Downstream(asyncio.Protocol):
         if len(headers) > self._fields:
             del headers[self._fields :]  # Trailers are no headers.
         parts = self._body
+        path, _, query = self._target.partition(b"?")
         self._ready.append(
             Request(
                 parser.get_method(),
-                self._target,
+                path if path.startswith(b"/") else _path_of(path),
+                query,
                 headers,
                 parts[0] if len(parts) == 1 else b"".join(parts),
                 parser.should_keep_alive(),
@@ -344,7 +334,11 @@ class Downstream(asyncio.Protocol):
             else:
                 self._linger()
         else:
-            self._limit()
+            if self._phase is IDLE:
+                self._limited = IDLE
+                self.deadline = self._server.deadlines.soon + self._server.limits.keepalive_s
+            else:
+                self._limit()
             if self._expects:
                 self._invite()
             # A pipeline of answers that are ready at once must not become a tower of calls.
@@ -492,3 +486,9 @@ class Downstream(asyncio.Protocol):
         self._discarded += len(data)
         if self._discarded > LINGER_BYTES:
             self.transport.abort()
+
+
+def _path_of(target: bytes) -> bytes:
+    """Return the path of an absolute-form target (RFC 9112 section 3.2.2); anything else stays what it is."""
+    _, scheme, rest = target.partition(b"://")
+    return b"/" + rest.partition(b"/")[2] if scheme else target

@@ -12,6 +12,8 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 from pointsman.errors import GatewayError, InternalError, NoCapacity
 from pointsman.flow.effects import (
     Answer,
@@ -48,52 +50,26 @@ DONE = Done()
 FULL = 429
 
 
-class Drive:
+class Drive(Struct, eq=False):
     """One request on its way: the story, the client, and the connection that is asked right now."""
 
-    __slots__ = (
-        "_client",
-        "_connecting",
-        "_flow",
-        "_head",
-        "_lane",
-        "_plane",
-        "_public",
-        "_pump",
-        "_request",
-        "_sent_body",
-        "_sent_head",
-        "_upstream",
-        "deadline",
-        "x",
-    )
-
-    def __init__(
-        self,
-        plane: "DataPlane",
-        client: "Downstream",
-        request: "Request",
-        x: Exchange,
-        flow: Flow,
-        head: bytes,
-    ) -> None:
-        self._plane = plane
-        self._client = client
-        self._request = request
-        self._flow = flow
-        self._head = head
-        self._lane: Lane | None = None
-        self._upstream: Upstream | None = None
-        self._connecting: asyncio.Task[None] | None = None
-        self._pump: Pump | None = None
-        self._sent_head = b""
-        self._sent_body = b""
-        self._public = b""
-        self.deadline = x.deadline
-        self.x = x
+    _plane: "DataPlane"
+    _client: "Downstream"
+    _request: "Request"
+    _flow: Flow
+    _head: bytes
+    x: Exchange
+    deadline: float
+    _lane: Lane | None = None
+    _upstream: Upstream | None = None
+    _connecting: asyncio.Task[None] | None = None
+    _pump: Pump | None = None
+    _sent_head: bytes = b""
+    _sent_body: bytes = b""
 
     def start(self) -> None:
         """Run the story up to its first command."""
+        self.x.now = self.x.started
         self._step(None)
 
     # The story's commands.
@@ -123,7 +99,8 @@ class Drive:
             self._fail()
 
     def _send(self, command: Send) -> None:
-        self._drop_upstream()
+        if self._upstream is not None:
+            self._drop_upstream()
         target = command.target
         request = self._request
         body = request.body
@@ -218,7 +195,8 @@ class Drive:
         """Tell the story what the engine answered."""
         if answer.complete:
             self._upstream = None
-        self._run(answer)
+        self.x.now = self._plane.deadlines.now()
+        self._step(answer)
 
     def lost(self, lost: Lost) -> None:
         """Tell the story that the attempt failed."""

@@ -85,7 +85,7 @@ class Lane:
         idle = self.idle
         while idle:
             upstream = idle.pop()
-            if not upstream.closing:
+            if not upstream.transport.is_closing():
                 self.busy.add(upstream)
                 return upstream
         return None
@@ -166,7 +166,7 @@ class Lane:
     def give(self, upstream: Upstream) -> None:
         """Take back a connection that may carry another request."""
         self.busy.discard(upstream)
-        if self.closed or upstream.closing:
+        if self.closed or upstream.transport.is_closing():
             upstream.abort()
             return
         if self.waiting and (waiter := self._next_waiter()) is not None:
