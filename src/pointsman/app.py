@@ -250,7 +250,10 @@ def _upstream_limits(options: GatewayConfig) -> UpstreamLimits:
         keepalive_s=options.upstream_keepalive_s,
         idle_max=options.upstream_idle_max,
         connections=options.upstream_connections_max,
-        hold_bytes=options.hold_bytes,
+        # A model can only be renamed in an answer that is there in full.
+        hold_bytes=options.hold_bytes
+        if options.response_model == "served"
+        else options.max_body_bytes,
     )
 
 

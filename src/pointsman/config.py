@@ -236,7 +236,8 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
     response_model: Annotated[
         Literal["served", "public"],
         _option(
-            "The `model` in answers: as the engine sent it, or the id that the client asked for."
+            "The `model` in answers: as the engine sent it, or the id that the client asked for. "
+            "For the latter, plain answers are held whole and engines are asked for no encoding."
         ),
     ] = "served"
     max_body_bytes: Annotated[

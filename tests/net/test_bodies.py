@@ -150,3 +150,12 @@ async def test_h12_large_bodies_and_rewritten_ones_arrive_whole(size: int) -> No
         assert (await client.ask(post(body % (image, b"m")))).status == 200
         assert (await client.ask(post(body % (image, b"alias")))).status == 200
     assert [request.body for request in origin.requests] == [body % (image, b"m")] * 2
+
+
+async def test_h03_a_large_plain_answer_names_the_public_model_too() -> None:
+    answer = {"text": "x" * 3_000_000, "model": "m"}
+    options = {"routes": (Route("smol", backends=(Backend("m"),)),), "response_model": "public"}
+    async with fronted(answers(answer), **options) as (engine, _, client):
+        response = await client.ask(post({"model": "smol"}, headers={"accept-encoding": "gzip"}))
+    assert msgspec.json.decode(response.body) == answer | {"model": "smol"}
+    assert engine.requests[0].header("accept-encoding") is None

@@ -203,8 +203,8 @@ class Upstream(asyncio.Protocol):
         while True:
             end = data.find(b"\r\n\r\n") + 4
             if end < 4:
-                if len(data) > HEAD_LIMIT:
-                    raise ProtocolError("an endless response head")
+                if len(data) > HEAD_LIMIT or b"\n\n" in data:
+                    raise ProtocolError("a response head without its end")
                 self._buffer = data
                 return
             head = parse_response_head(data[:end])
