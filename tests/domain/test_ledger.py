@@ -4,7 +4,7 @@ from collections.abc import Generator
 
 import pytest
 
-from pointsman.domain.ledger import take
+from pointsman.domain.ledger import Lease
 from pointsman.domain.registry import Registry, WorkerReport
 from pointsman.domain.worker import Worker, load_of
 
@@ -15,7 +15,7 @@ def worker(worker_id: str = "a") -> Worker:
 
 def test_a_lease_counts_from_the_moment_it_is_taken() -> None:
     a = worker()
-    lease = take(a)
+    lease = Lease(a)
     assert a.in_flight == 1
     assert lease.worker is a
     lease.close()
@@ -24,8 +24,8 @@ def test_a_lease_counts_from_the_moment_it_is_taken() -> None:
 
 def test_closing_twice_is_closing_once() -> None:
     a = worker()
-    other = take(a)
-    lease = take(a)
+    other = Lease(a)
+    lease = Lease(a)
     lease.close()
     lease.close()
     assert a.in_flight == 1
@@ -37,16 +37,16 @@ def test_r01_b08_every_exit_gives_the_lease_back() -> None:
     a = worker()
 
     def fails() -> None:
-        with take(a):
+        with Lease(a):
             raise ConnectionResetError
 
     def returns() -> int:
-        with take(a):
+        with Lease(a):
             return a.in_flight
 
     def is_abandoned_at_a_yield() -> None:
         def story() -> Generator[None, None, None]:
-            with take(a):
+            with Lease(a):
                 yield
 
         generator = story()
@@ -70,17 +70,17 @@ def test_b13_a_request_of_the_old_life_never_changes_the_count_of_the_new_one() 
         return registry.snapshot()[0]
 
     old = beat(1, 0.0)
-    on_old = take(old)
+    on_old = Lease(old)
     # Evicted, then back under the same id, incarnation and addresses.
     registry.expire(6.0)
     back = beat(1, 7.0)
     assert back is not old
     assert back.in_flight == 0
-    on_back = take(back)
+    on_back = Lease(back)
     # Restarted in place.
     new = beat(2, 8.0)
     assert new is not back
-    on_new = take(new)
+    on_new = Lease(new)
     on_old.close()
     on_back.close()
     assert (old.in_flight, back.in_flight, new.in_flight) == (0, 0, 1)
@@ -91,7 +91,7 @@ def test_b13_a_request_of_the_old_life_never_changes_the_count_of_the_new_one() 
 def test_b01_load_reacts_to_own_requests_at_once_between_two_heartbeats() -> None:
     a = worker()
     a.queue_depth = 2
-    leases = [take(a) for _ in range(50)]
+    leases = [Lease(a) for _ in range(50)]
     assert load_of(a) == 52
     for lease in leases:
         lease.close()

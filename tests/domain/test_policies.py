@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 import pointsman.domain.policy
-from pointsman.domain.ledger import take
+from pointsman.domain.ledger import Lease
 from pointsman.domain.policy import POLICIES, Policy, PolicyOptions, RandomSource, make_policy
 from pointsman.domain.policy.affinity import SPARE, TUPLES, Affinity
 from pointsman.domain.policy.least_outstanding import LeastOutstanding
@@ -93,7 +93,7 @@ def test_b01_fifty_arrivals_between_two_heartbeats_are_spread() -> None:
         workers = fleet("a", "b", "c", "d", "e")
         policy = make_policy(name, PolicyOptions(), Random(5))
         for number in range(50):
-            take(policy.pick(workers, load_of, prompt(f"{number}"))[0])
+            Lease(policy.pick(workers, load_of, prompt(f"{number}"))[0])
         assert max(worker.in_flight for worker in workers) <= 14, name
         assert min(worker.in_flight for worker in workers) >= 6, name
 
@@ -258,7 +258,7 @@ def test_affinity_keeps_prefix_together() -> None:
     }
     assert len(distinct) >= 3
     # 3 in flight on the owner, none elsewhere: the cap is ceil(1.25 * 4 / 4) = 2.
-    leases = [take(owner) for _ in range(3)]
+    leases = [Lease(owner) for _ in range(3)]
     other, reason = policy.pick(workers, load_of, system(text, "one more"))
     assert reason == "load"
     assert other is not owner
@@ -282,7 +282,7 @@ def test_b05_a_prefix_shared_by_all_requests_does_not_pile_up_on_one_worker() ->
     policy = Affinity(1.25)
     text = "x" * 2000
     for number in range(400):
-        take(policy.pick(workers, load_of, system(text, f"q{number}"))[0])
+        Lease(policy.pick(workers, load_of, system(text, f"q{number}"))[0])
     assert max(worker.in_flight for worker in workers) <= math.ceil(1.25 * 400 / 4)
     assert sum(worker.in_flight for worker in workers) == 400
 
@@ -291,7 +291,7 @@ def test_a_load_factor_below_one_counts_as_one() -> None:
     workers = fleet("a", "b")
     policy = Affinity(0.1)
     for _ in range(10):
-        take(policy.pick(workers, load_of, prompt("hot"))[0])
+        Lease(policy.pick(workers, load_of, prompt("hot"))[0])
     assert [worker.in_flight for worker in workers] == [5, 5]
 
 

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from pointsman.domain.ledger import take
+from pointsman.domain.ledger import Lease
 from pointsman.domain.policy import Policy, PolicyOptions, make_policy
 from pointsman.domain.policy.least_outstanding import LeastOutstanding
 from pointsman.domain.registry import Registry, WorkerReport
@@ -60,7 +60,7 @@ def test_hand_example() -> None:
     target = router.route(request(request_id="r1"), now=0.0)
     assert (target.worker.id, target.reason) == ("b", "load")
     # 2. Two in flight on b: loads 2, 2, 1.
-    leases = [take(target.worker), take(target.worker)]
+    leases = [Lease(target.worker), Lease(target.worker)]
     assert router.route(request(request_id="r2"), now=0.0).worker.id == "c"
     # 3. Only a goes on.
     beat(registry, "a", 2.0, queue_depth=2)
@@ -249,7 +249,7 @@ def test_a_disaggregated_target_is_a_decode_worker_and_the_least_loaded_prefill_
     beat(registry, "u", role="unified")
     target = router.route(request(), now=0.0)
     assert (target.worker, target.prefill) == (d2, p2)
-    lease = take(p2)
+    lease = Lease(p2)
     assert router.route(request(), now=0.0).prefill is p3
     lease.close()
 

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from pointsman.domain.ledger import Lease, take
+from pointsman.domain.ledger import Lease
 from pointsman.domain.registry import MEMORY_S, InvalidReport, Registry, WorkerReport
 from pointsman.domain.worker import Role, Worker
 
@@ -157,7 +157,7 @@ class RegistryMachine(RuleBasedStateMachine):
         life = self.lives.get(worker_id)
         if life is not None:
             life.in_flight += 1
-            self.leases.append((take(self.objects[life.number]), life))
+            self.leases.append((Lease(self.objects[life.number]), life))
 
     @rule(which=st.integers(0, 100))
     def end_a_request(self, which: int) -> None:

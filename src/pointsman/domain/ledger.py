@@ -12,13 +12,21 @@ if TYPE_CHECKING:
 
     from pointsman.domain.worker import Worker
 
-__all__ = ["Lease", "take"]
+__all__ = ["Lease"]
 
 
 class Lease:
-    """One request in flight on one worker, until `close`.
+    """One request in flight on one worker, from its making until `close`.
 
     Usable as a context manager. Closing twice is the same as closing once.
+
+    >>> from pointsman.domain.worker import Worker
+    >>> worker = Worker("a", model="m", http_address="127.0.0.1:8000")
+    >>> with Lease(worker):
+    ...     worker.in_flight
+    1
+    >>> worker.in_flight
+    0
     """
 
     __slots__ = ("_open", "worker")
@@ -44,17 +52,3 @@ class Lease:
         traceback: "TracebackType | None",
     ) -> None:
         self.close()
-
-
-def take(worker: "Worker") -> Lease:
-    """Count one more request on `worker`, from now until the lease is closed.
-
-    >>> from pointsman.domain.worker import Worker
-    >>> worker = Worker("a", model="m", http_address="127.0.0.1:8000")
-    >>> with take(worker):
-    ...     worker.in_flight
-    1
-    >>> worker.in_flight
-    0
-    """
-    return Lease(worker)
