@@ -16,14 +16,12 @@ from pathlib import Path
 
 import msgspec
 
+from pointsman.domain.registry import MEMORY_S
 from pointsman.domain.routes import Route
 
-__all__ = ["FILE_NAME", "MEMORY_S", "Store", "StoreError"]
+__all__ = ["FILE_NAME", "Store", "StoreError"]
 
 FILE_NAME = "pointsman.sqlite3"
-
-MEMORY_S = 3600.0
-"""How long a model is remembered. Source: contract, decision 7."""
 
 APPLICATION_ID = 0x504E544D
 """Marks the file as ours (`PNTM`), so that nobody else's database is written to."""

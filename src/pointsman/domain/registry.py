@@ -20,10 +20,10 @@ from typing import NamedTuple
 
 from pointsman.domain.worker import Role, Worker
 
-__all__ = ["Ack", "InvalidReport", "Registry", "WorkerReport"]
+__all__ = ["MEMORY_S", "Ack", "InvalidReport", "Registry", "WorkerReport"]
 
 MEMORY_S = 3600.0
-"""How long a model without workers is still known, so that asking for it is 503 and not 404."""
+"""How long a model without workers is still known, so that asking for it is 503 and not 404, in seconds."""
 
 MEMORY_MODELS = 4096
 """How many models that memory holds at most; the ones seen longest ago are forgotten first."""

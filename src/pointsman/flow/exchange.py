@@ -12,7 +12,10 @@ from msgspec import Struct, field
 from pointsman.domain.request import InferenceRequest
 from pointsman.domain.worker import Worker
 
-__all__ = ["Exchange", "Stage"]
+__all__ = ["CLIENT_GONE", "Exchange", "Stage"]
+
+CLIENT_GONE = "client_gone"
+"""The `error` of a request whose client left before its answer was complete."""
 
 
 class Stage(Enum):

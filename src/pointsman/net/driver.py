@@ -27,7 +27,7 @@ from pointsman.flow.effects import (
     Send,
     Why,
 )
-from pointsman.flow.exchange import Exchange, Stage
+from pointsman.flow.exchange import CLIENT_GONE, Exchange, Stage
 from pointsman.net.pool import Lane
 from pointsman.net.relay import Relay as Pump
 from pointsman.net.upstream import Upstream
@@ -45,7 +45,7 @@ __all__ = ["Drive"]
 
 logger = logging.getLogger(__name__)
 
-CLIENT_CLOSED = 499
+CLIENT_CLOSED = 499  # what nginx logs for it; no client ever sees it
 DONE = Done()
 FULL = 429
 
@@ -219,7 +219,7 @@ class Drive(Struct, eq=False):
         x.now = self._plane.deadlines.now()
         if x.stage is Stage.OPEN:
             x.status = CLIENT_CLOSED
-        x.error = "client_gone"
+        x.error = CLIENT_GONE
         with suppress(ClientGone, StopIteration):
             self._flow.throw(ClientGone())
         self._close()
