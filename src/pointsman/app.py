@@ -42,12 +42,20 @@ __all__ = ["Gateway", "serve"]
 logger = logging.getLogger(__name__)
 
 BACKLOG = 4096
+"""Connections that the kernel may hold until they are accepted; it lowers this to `net.core.somaxconn`."""
+
 SAVE_EVERY_S = 5.0
+"""How often the models seen are kept: what a crash may lose of an hour's memory."""
+
 GC_THRESHOLD = 10_000
+"""Objects more than at the last young collection before there is another. Requests leave no cycles, so few do."""
 
 
 class Gateway:
-    """One gateway: `start`, then `drain` and `stop`. Its addresses are known once it has started."""
+    """One gateway: `start`, then `drain` and `stop`. Its addresses are known once it has started.
+
+    `metrics` is the class that counts. Raises ConfigError where the state folder cannot be used.
+    """
 
     def __init__(self, config: Config, metrics: type[Metrics] = Metrics) -> None:
         self.config = options = config.gateway

@@ -71,7 +71,8 @@ class DataPlane:
             self._own(client, request, known[0] if known else None)
             return None
         path, operation = known
-        if self.public_models:  # Nothing can be renamed in what is compressed.
+        if self.public_models:
+            # Nothing can be renamed in what is compressed.
             request.headers = [each for each in request.headers if each[0] != b"accept-encoding"]
         random_hex = self._random_hex()
         request_id = request_id_of(request.headers) or random_hex[48:]
@@ -142,9 +143,8 @@ class DataPlane:
         method = request.method.decode("ascii", "replace")
         self.observer.answered(method, path, error.status, 0.0)
         reply = error_reply(error, headers, close=not keep)
-        if (
-            request.method == b"HEAD"
-        ):  # Its answer ends with the head, whatever length that announces.
+        if request.method == b"HEAD":
+            # Its answer ends with the head, whatever length that announces.
             reply = reply[: reply.index(b"\r\n\r\n") + 4]
         client.write(reply)
         client.finish(keep)

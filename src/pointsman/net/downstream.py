@@ -35,8 +35,11 @@ __all__ = ["Downstream", "Exit", "Request", "Server"]
 NOTED = frozenset((b"expect", b"transfer-encoding", b"upgrade"))
 PIPELINE_LIMIT = 16
 PIPELINE_BYTES = 1 << 20
+"""How many requests of a pipeline may wait before reading stops, or one whose body is larger than this."""
+
 LINGER_S = 2.0
 LINGER_BYTES = 64 << 20
+"""How long, and for how many bytes, a refused client is read on: enough for the largest body by default."""
 
 
 class Request(Struct, eq=False, gc=False):

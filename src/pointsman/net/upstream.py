@@ -24,9 +24,15 @@ if TYPE_CHECKING:
 __all__ = ["Judge", "Upstream"]
 
 HEAD_LIMIT = 65536
+"""The largest response head, in bytes, as for requests by default."""
+
 INTERIM_LIMIT = 8
-WHOLE: Cut = CountedCut(0)
+"""How many 1xx responses may come before the answer."""
+
 LARGE = 65536
+"""A body from this many bytes on is written beside its head: copying it costs more than a second buffer."""
+
+WHOLE: Cut = CountedCut(0)
 
 
 class Judge(Protocol):

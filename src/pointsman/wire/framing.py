@@ -29,8 +29,11 @@ __all__ = [
 
 LAST_CHUNK = b"0\r\n\r\n"
 HOLD_LIMIT = 65536
+"""The largest chunk, in bytes, that is held until it is whole: events are far smaller."""
+
 TRAILER_LIMIT = 4096
 TAIL = 65536
+"""How many bytes are kept to look for the last event of a stream: it may carry a whole answer."""
 
 # A size has at most eight digits: nobody has a chunk of 4 GiB. Possessive throughout, so that no input is read twice.
 SIZE = rb"([0-9a-fA-F]{1,8}+)[ \t]{0,16}+(?:;[^\x00-\x08\x0a-\x1f\x7f]{0,4096}+)?+"

@@ -57,11 +57,13 @@ NOT_UPSTREAM = HOP_BY_HOP | {
 }
 NOT_DOWNSTREAM = HOP_BY_HOP | {b"content-length", b"x-request-id"}
 INTERNAL = b"x-tl-"
-KEPT_HEADS = 1024
-KEPT_BYTES = 2048
 # What a Connection header may not take out of a message: without these the rest cannot be read.
 ESSENTIAL = frozenset((b"content-encoding", b"content-type"))
 USUAL_CONNECTIONS = frozenset((b"keep-alive", b"close", b"Keep-Alive", b"Close"))
+
+KEPT_HEADS = 1024
+KEPT_BYTES = 2048
+"""How many parsed response heads are kept, and how many bytes each may have: 2 MiB at most."""
 
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 TRACEPARENT = re.compile(rb"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-([0-9a-f]{2})")
@@ -111,9 +113,8 @@ class ResponseHead:
         self.lines = status_line(status) + _end_to_end(headers)
         framing = Framing.UNTIL_CLOSE
         for name, value in headers:
-            if (
-                name == b"content-length"
-            ):  # the only one, and with no Transfer-Encoding: llhttp sees to that
+            # llhttp has seen to it that this is the only one, and that no Transfer-Encoding is beside it.
+            if name == b"content-length":
                 framing = Framing.COUNTED
                 self.length = int(value)
             elif name == b"transfer-encoding":

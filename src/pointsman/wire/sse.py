@@ -24,6 +24,7 @@ LAST_EVENT = re.compile(
 )
 DATA_LINE = re.compile(rb"(?:\A|(?<=[\r\n]))data(?=[:\r\n]|\Z)(?:: ?([^\r\n]*+))?+")
 EVENT_LIMIT = 4 << 20
+"""The largest event, in bytes, that is held until it is whole."""
 
 
 def ends_event(tail: bytes) -> bool:
