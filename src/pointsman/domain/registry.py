@@ -72,7 +72,10 @@ class WorkerReport:
 
 
 class Registry:
-    """The workers of the fleet, by heartbeat.
+    """The workers of the fleet, by heartbeat. All times are seconds of one monotonic clock.
+
+    A worker that misses `miss_limit` (1 or more) heartbeats, one every `interval_s` seconds, is gone.
+    Raises `ValueError` for values out of range.
 
     Call `expire(now)` before reading; it is free when nothing is due. `on_join` and `on_leave` are called with the
     worker when one joins, and when one is evicted or replaced by its next life. They are called after the change is

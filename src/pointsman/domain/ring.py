@@ -81,7 +81,7 @@ def bounded_cap(total: int, n: int, c: float) -> int:
 class Ring:
     """A circle of nodes. Answers do not depend on the order in which nodes joined.
 
-    Places that collide go to the smaller name. Not for concurrent use.
+    Places that collide go to the smaller name. Not for concurrent use. Raises `ValueError` for fewer than one place.
     """
 
     __slots__ = ("_hash", "_names", "_nodes", "_positions", "_vnodes")

@@ -25,8 +25,10 @@ class Worker:
     """One live engine.
 
     `http_address`, `grpc_address` and `kv_address` are `host:port` ("" where the engine has none); `base_path` is put
-    before every request path ("" or `/x`); `kv_total_blocks` is the capacity that the weighted policy uses;
-    `last_heartbeat` is in seconds of the monotonic clock; `static` workers never expire.
+    before every request path ("" or `/x`); `queue_depth`, `running` and `in_flight` count requests;
+    `kv_total_blocks` is the capacity that the weighted policy uses; `kv_format` is the KV block format that it writes;
+    `incarnation` is 0 where the engine sends none; `last_heartbeat` is in seconds of the monotonic clock; `static`
+    workers never expire.
     """
 
     __slots__ = (

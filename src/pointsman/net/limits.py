@@ -1,4 +1,4 @@
-"""The limits of both sides, as values. Seconds; 0 is never allowed here: no limit is `inf`."""
+"""The limits of both sides, as values. Times are seconds, `inf` for no limit."""
 
 from dataclasses import dataclass
 from math import inf
@@ -10,10 +10,10 @@ __all__ = ["DownstreamLimits", "UpstreamLimits"]
 class UpstreamLimits:
     """What an engine may take.
 
-    `head_s` runs from the request to the end of the response head, `first_byte_s` from there to the first body byte,
-    `gap_s` between body bytes, `total_s` over the whole request with all its attempts. `connections` per worker, 0 for
-    no limit; `idle_max` idle ones per worker, each for `keepalive_s` at most. `hold_bytes` of a plain answer are held
-    before it commits.
+    `connect_s` is for a new connection, waiting for a free one included. `head_s` runs from the request to the end of
+    the response head, `first_byte_s` from there to the first body byte, `gap_s` between body bytes, `total_s` over the
+    whole request with all its attempts. `connections` per worker, 0 for no limit; `idle_max` idle ones per worker, each
+    for `keepalive_s` at most. `hold_bytes` of a plain answer are held before it commits.
     """
 
     connect_s: float = 5.0

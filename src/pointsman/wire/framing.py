@@ -224,7 +224,7 @@ def chunk(data: bytes) -> bytes:
 
 
 def payload(chunks: bytes) -> bytes:
-    """Return the payload of whole chunks, as `ChunkedCut.feed` returned them.
+    """Return the payload of whole chunks, as `ChunkedCut.feed` returned them. Raises ProtocolError for others.
 
     >>> payload(b"2\\r\\nab\\r\\n1\\r\\nc\\r\\n0\\r\\n\\r\\n")
     b'abc'

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Affinity"]
 
-VNODES = 160
-"""Places on the ring per worker."""
-
 TUPLES = 256
 """How many tuples of candidates are remembered with their ring."""
 
@@ -33,8 +30,10 @@ SPARE = 8
 """How many absent members a ring may have and still serve a smaller set of workers."""
 
 KEYS = 8192
+"""For how many keys, over all tuples, the first workers clockwise are kept."""
+
 ORDER = 3
-"""For how many keys, over all tuples, the first workers clockwise are kept, and how many of these."""
+"""How many of these: all of them are full at once only on a busy fleet, and then the ring is walked."""
 
 _ID = attrgetter("id")
 _key_position = lru_cache(maxsize=8192)(hash64)
@@ -133,7 +132,7 @@ class Affinity:
                 for worker_id in absent:
                     ring.add(worker_id)
                 return ring
-        ring = Ring(ids, VNODES)
+        ring = Ring(ids)
         self._rings.insert(0, ring)
         while len(self._rings) > 1 and sum(map(len, self._rings)) > MEMBERS:
             self._rings.pop()
