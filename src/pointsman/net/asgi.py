@@ -12,7 +12,7 @@ from urllib.parse import unquote_to_bytes
 
 from pointsman.errors import InternalError
 from pointsman.net.clock import Deadlines
-from pointsman.net.downstream import Downstream, Exit, Request
+from pointsman.net.downstream import Downstream, Request, Responder
 from pointsman.net.limits import DownstreamLimits
 from pointsman.net.observer import Observer
 from pointsman.wire.framing import LAST_CHUNK, chunk
@@ -53,7 +53,7 @@ class AsgiServer:
         self.empty = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def serve(self, client: Downstream, request: Request) -> Exit:
+    def serve(self, client: Downstream, request: Request) -> Responder:
         """Start the application on a request."""
         call = _Call(self, client, request)
         task = asyncio.get_running_loop().create_task(call.run())

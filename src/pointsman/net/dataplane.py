@@ -12,7 +12,7 @@ from pointsman.errors import GatewayError, MethodNotAllowed, NotFound
 from pointsman.flow.attempts import attempts
 from pointsman.flow.exchange import Exchange
 from pointsman.net.clock import Deadlines
-from pointsman.net.downstream import Downstream, Exit, Request
+from pointsman.net.downstream import Downstream, Request, Responder
 from pointsman.net.driver import Drive
 from pointsman.net.limits import DownstreamLimits, UpstreamLimits
 from pointsman.net.observer import Observer
@@ -64,8 +64,8 @@ class DataPlane:
         self._max_attempts = max_attempts
         self._affinity_bytes = affinity_bytes
 
-    def serve(self, client: Downstream, request: Request) -> Exit | None:
-        """Answer one request; the returned `Exit` hears of an early end."""
+    def serve(self, client: Downstream, request: Request) -> Responder | None:
+        """Answer one request; the returned `Responder` hears of an early end."""
         known = self._paths.get(request.path)
         if known is None or request.method != b"POST":
             self._own(client, request, known[0] if known else None)

@@ -30,7 +30,7 @@ from pointsman.net.sending import sender
 from pointsman.wire.http1 import CONTINUE, Headers
 from pointsman.wire.replies import error_reply
 
-__all__ = ["Downstream", "Exit", "Request", "Server"]
+__all__ = ["Downstream", "Request", "Responder", "Server"]
 
 NOTED = frozenset((b"expect", b"transfer-encoding", b"upgrade"))
 PIPELINE_LIMIT = 16
@@ -54,7 +54,7 @@ class Request(Struct, eq=False, gc=False):
     http10: bool = False
 
 
-class Exit(Protocol):
+class Responder(Protocol):
     """Whoever is answering a request: told when that is of no use any more."""
 
     def client_gone(self) -> None:
@@ -80,7 +80,7 @@ class Server(Protocol):
     connections: "set[Downstream]"
     empty: asyncio.Event  # set while there are no connections
 
-    def serve(self, client: "Downstream", request: Request) -> Exit | None:
+    def serve(self, client: "Downstream", request: Request) -> Responder | None:
         """Answer, through `client.write` and `client.finish`; return who to tell of an early end."""
 
 
@@ -94,6 +94,7 @@ class Phase(Enum):
     CLOSED = "closed"
 
 
+# Reading a member off its class takes Python 3.11 some 70 ns, and happens several times for every request.
 IDLE, HEAD, BODY, CLOSED = Phase.IDLE, Phase.HEAD, Phase.BODY, Phase.CLOSED
 
 
@@ -103,7 +104,6 @@ class Downstream(asyncio.Protocol):
     __slots__ = (
         "_body",
         "_discarded",
-        "_exit",
         "_expects",
         "_fields",
         "_head_bytes",
@@ -115,6 +115,7 @@ class Downstream(asyncio.Protocol):
         "_reading",
         "_ready",
         "_refusal",
+        "_responder",
         "_server",
         "_serving",
         "_size",
@@ -144,7 +145,7 @@ class Downstream(asyncio.Protocol):
         self._refusal: GatewayError | None = None
         self._ready: deque[Request] = deque()
         self._serving = False
-        self._exit: Exit | None = None
+        self._responder: Responder | None = None
         self._paused = False
         self._reading = True
         self._unsent = 0
@@ -178,9 +179,9 @@ class Downstream(asyncio.Protocol):
             server.empty.set()
         server.observer.closed("downstream")
         self._ready.clear()
-        leaving, self._exit = self._exit, None
-        if leaving is not None:
-            leaving.client_gone()
+        responder, self._responder = self._responder, None
+        if responder is not None:
+            responder.client_gone()
 
     def data_received(self, data: bytes) -> None:
         """Parse, and serve what is whole."""
@@ -210,14 +211,14 @@ class Downstream(asyncio.Protocol):
     def pause_writing(self) -> None:
         """Pass the client's slowness on."""
         self._paused = True
-        if self._exit is not None:
-            self._exit.pause()
+        if self._responder is not None:
+            self._responder.pause()
 
     def resume_writing(self) -> None:
         """Let the answer flow again."""
         self._paused = False
-        if self._exit is not None:
-            self._exit.resume()
+        if self._responder is not None:
+            self._responder.resume()
         else:
             self._serve_next()
 
@@ -326,7 +327,7 @@ class Downstream(asyncio.Protocol):
     def finish(self, keep: bool) -> None:
         """End the answer: the next request may be served, or the connection closes."""
         self._serving = False
-        self._exit = None
+        self._responder = None
         self._unsent = 0
         if self._phase is CLOSED:
             return
@@ -350,8 +351,8 @@ class Downstream(asyncio.Protocol):
 
     def stop(self) -> None:
         """End the answer that is being given, and close."""
-        if self._exit is not None:
-            self._exit.stop()
+        if self._responder is not None:
+            self._responder.stop()
         else:
             self.close()
 
@@ -388,9 +389,9 @@ class Downstream(asyncio.Protocol):
             server = self._server
             self._serving = True
             self._limited = CLOSED
-            leaving = server.serve(self, request)
+            responder = server.serve(self, request)
             if self._serving:
-                self._exit = leaving
+                self._responder = responder
                 self.deadline = server.deadlines.soon + server.limits.stall_s
 
     def _limit(self) -> None:

@@ -60,6 +60,7 @@ class State(Enum):
     CLOSED = "closed"
 
 
+# Reading a member off its class takes Python 3.11 some 70 ns, and happens several times for every request.
 IDLE, HEAD, BODY = State.IDLE, State.HEAD, State.BODY
 
 
