@@ -35,6 +35,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "GatewayConfig",
+    "Mount",
     "StaticWorker",
     "load",
     "reference",
@@ -147,6 +148,17 @@ class StaticWorker(Struct, frozen=True, forbid_unknown_fields=True):
             kv_total_blocks=self.capacity,
             static=True,
         )
+
+
+class Mount(Struct, frozen=True, forbid_unknown_fields=True):
+    """An ASGI application of yours, served on the API port under a path of its own."""
+
+    path: Annotated[str, _option("Path prefix, such as `/pages`.")]
+    app: Annotated[str, _option("Where it is imported from: `package.module:name`.")]
+    scope: Annotated[
+        Literal["infer", "embed", "admin", "debug", "none"],
+        _option("Scope that a key needs for it; `none` lets everybody in."),
+    ] = "admin"
 
 
 class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -309,24 +321,103 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
         int, _option("Connections of clients; 0 = no limit.", unit="connections", ge=0)
     ] = 0
 
-    pepper_env: Annotated[
+    keys_file: Annotated[
         str,
         _option(
-            "Environment variable with the pepper of the key digests.",
-            group="Known, without effect in this version",
+            "File of the API keys (JSON Lines), read again when it changes. "
+            "Empty: no keys, and every caller may infer.",
+            group="Keys and certificates",
         ),
+    ] = ""
+    pepper_env: Annotated[
+        str, _option("Environment variable with the pepper of the key digests.")
     ] = "TL_GATEWAY_PEPPER"
     key_cache_ttl_s: Annotated[
         float, _option("How long a verified key is remembered.", unit="seconds", ge=0, le=5)
     ] = 5.0
+    tls_cert: Annotated[
+        str, _option("Certificate chain (PEM) of `listen`. Empty: plaintext HTTP.")
+    ] = ""
+    tls_key: Annotated[str, _option("Private key (PEM) of `tls_cert`.")] = ""
+    tls_client_ca: Annotated[
+        str, _option("Clients of `listen` must show a certificate of this CA (PEM).")
+    ] = ""
+    registry_tls_cert: Annotated[
+        str, _option("Certificate chain (PEM) of `registry_listen`. Empty: plaintext gRPC.")
+    ] = ""
+    registry_tls_key: Annotated[str, _option("Private key (PEM) of `registry_tls_cert`.")] = ""
+    registry_client_ca: Annotated[
+        str, _option("Engines must show a certificate of this CA (PEM) to be heard.")
+    ] = ""
+    upstream_ca: Annotated[
+        str,
+        _option("CA (PEM) that `https://` engines are trusted by. Empty: those of the system."),
+    ] = ""
+    upstream_cert: Annotated[
+        str, _option("Certificate chain (PEM) that engines are shown when they ask for one.")
+    ] = ""
+    upstream_key: Annotated[str, _option("Private key (PEM) of `upstream_cert`.")] = ""
+
+    watch: Annotated[
+        bool,
+        _option(
+            "Load the configuration file again when it changes, as SIGHUP does.",
+            group="Operation",
+        ),
+    ] = False
+    log_format: Annotated[
+        Literal["json", "text"], _option("How log lines are written, to standard error.")
+    ] = "json"
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], _option("The least level that is logged.")
+    ] = "info"
+    access_log: Annotated[
+        Literal["off", "sampled", "all"],
+        _option(
+            "A line for every request, for none, or for those that failed or failed over and a "
+            "sample of the others."
+        ),
+    ] = "sampled"
+    access_log_sample: Annotated[
+        float, _option("Part of the uneventful requests that `sampled` logs.", ge=0, le=1)
+    ] = 0.01
+    decisions_kept: Annotated[
+        int,
+        _option("Requests whose routing can be looked up afterwards.", unit="requests", ge=0),
+    ] = 1024
+    otel_endpoint: Annotated[
+        str,
+        _option(
+            "Where spans are sent (OTLP over HTTP), such as `http://127.0.0.1:4318`. Empty: none. "
+            "Needs the extra `pointsman[otel]`."
+        ),
+    ] = ""
+    otel_sample: Annotated[
+        float,
+        _option("Part of the traces begun here that is sent; others as their caller says.", ge=0, le=1),
+    ] = 1.0
+    workers_max: Annotated[
+        int,
+        _option(
+            "Workers that may be registered at a time; the next one is refused, loudly.",
+            unit="workers",
+            ge=1,
+        ),
+    ] = 10_000
+
     cache_entries: Annotated[
-        int, _option("Answers that the response cache holds.", unit="entries", ge=0)
+        int,
+        _option(
+            "Answers that the response cache holds.",
+            unit="entries",
+            ge=0,
+            group="Known, without effect in this version",
+        ),
     ] = 4096
     cache_ttl_s: Annotated[
         float, _option("How long a cached answer is used.", unit="seconds", ge=0)
     ] = 300.0
     upstream: Annotated[str, _option("One engine instead of a registry; must be empty.")] = ""
-    keys_file: Annotated[str, _option("File of the API keys; must be empty.")] = ""
     policy_file: Annotated[str, _option("File of the usage policy; must be empty.")] = ""
     usage_db: Annotated[str, _option("File of the usage ledger; must be empty.")] = ""
 
@@ -336,6 +427,9 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
     routes: Annotated[
         tuple[Route, ...],
         _option("Public model ids, their aliases and backends; `docs/routes.md`."),
+    ] = ()
+    mounts: Annotated[
+        tuple[Mount, ...], _option("Endpoints of your own, served beside the gateway's.")
     ] = ()
 
 
@@ -368,7 +462,7 @@ ROUTE_DOCS = {
 }
 """What the keys of a route are. They are values of the domain, which the admin API speaks as well."""
 
-NOT_SERVED = ("upstream", "keys_file", "policy_file", "usage_db")
+NOT_SERVED = ("upstream", "policy_file", "usage_db")
 """Options of the contract whose features do not exist yet: silence would be a lie."""
 
 
@@ -525,7 +619,8 @@ def _check(gateway: GatewayConfig, origin: Mapping[str, str]) -> None:
     _check_paths(gateway.paths)
     _check_workers(gateway.workers)
     _check_routes(gateway.routes)
-    if not Address.parse(gateway.listen).is_loopback and not gateway.allow_unauthenticated:
+    open_to_all = not (gateway.keys_file or gateway.allow_unauthenticated)
+    if open_to_all and not Address.parse(gateway.listen).is_loopback:
         raise refuse(
             "listen",
             "without keys whoever can reach this address may use it. Set gateway.listen to a "

@@ -4,15 +4,19 @@ GatewayError
 ├── BadRequest              400
 │   ├── BadRule             400  an accept_if that does not parse
 │   └── InvalidRoutes       400  a route table that breaks a rule, `param` names it
+├── InvalidKey              401  invalid_api_key
+├── InsufficientScope       403  insufficient_scope
 ├── ModelNotFound           404  model_not_found
 ├── NotFound                404  not_found
 ├── MethodNotAllowed        405
 ├── RequestTimeout          408  the client was too slow to send its request
+├── Conflict                409  conflict
 ├── EtagMismatch            412  etag_mismatch
 ├── BodyTooLarge            413
 ├── IfMatchRequired         428  if_match_required
 ├── HeadTooLarge            431
 ├── InternalError           500  internal_error
+├── StateUnavailable        503  state_unavailable
 ├── NoCapacity              503  no_capacity
 └── UpstreamTimeout         504  upstream_timeout
 
@@ -24,17 +28,21 @@ __all__ = [
     "BadRequest",
     "BadRule",
     "BodyTooLarge",
+    "Conflict",
     "EtagMismatch",
     "GatewayError",
     "HeadTooLarge",
     "IfMatchRequired",
+    "InsufficientScope",
     "InternalError",
+    "InvalidKey",
     "InvalidRoutes",
     "MethodNotAllowed",
     "ModelNotFound",
     "NoCapacity",
     "NotFound",
     "RequestTimeout",
+    "StateUnavailable",
     "UpstreamTimeout",
 ]
 
@@ -77,6 +85,25 @@ class InvalidRoutes(BadRequest):
     param = "routes"
 
 
+class InvalidKey(GatewayError):
+    """No key, or none that is good; one message for all of them, so that nobody learns which it was."""
+
+    status = 401
+    type = "invalid_request_error"
+    code = "invalid_api_key"
+
+    def __init__(self) -> None:
+        super().__init__("a valid API key is needed: Authorization: Bearer <key>")
+
+
+class InsufficientScope(GatewayError):
+    """The key is good, but not for this path or model."""
+
+    status = 403
+    type = "permission_error"
+    code = "insufficient_scope"
+
+
 class ModelNotFound(GatewayError):
     """No route, no live worker and no worker of the last hour has ever named this model."""
 
@@ -107,6 +134,14 @@ class RequestTimeout(GatewayError):
     status = 408
     type = "invalid_request_error"
     code = "request_timeout"
+
+
+class Conflict(GatewayError):
+    """The object is somebody else's to change."""
+
+    status = 409
+    type = "invalid_request_error"
+    code = "conflict"
 
 
 class EtagMismatch(GatewayError):
@@ -146,6 +181,14 @@ class InternalError(GatewayError):
 
     status = 500
     code = "internal_error"
+
+
+class StateUnavailable(GatewayError):
+    """The change could not be kept, so it was not made."""
+
+    status = 503
+    code = "state_unavailable"
+    retry_after = 1
 
 
 class NoCapacity(GatewayError):
