@@ -394,7 +394,9 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ] = ""
     otel_sample: Annotated[
         float,
-        _option("Part of the traces begun here that is sent; others as their caller says.", ge=0, le=1),
+        _option(
+            "Part of the traces begun here that is sent; others as their caller says.", ge=0, le=1
+        ),
     ] = 1.0
     workers_max: Annotated[
         int,

@@ -8,8 +8,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pointsman.domain.registry import Registry, WorkerReport
 from pointsman.domain.request import InferenceRequest
+from pointsman.domain.router import Target
 from pointsman.domain.worker import Role, Worker
-from pointsman.flow.exchange import Exchange
+from pointsman.flow.exchange import Attempt, Exchange
 from pointsman.observe.metrics import Metrics
 
 CHAT = "/v1/chat/completions"
@@ -34,8 +35,10 @@ def exchange(
 ) -> Exchange:
     request = InferenceRequest(model, "r", stream=stream, prompt=None, messages=None)
     x = Exchange(request, path=path, operation=operation, started=100.0)
-    x.status, x.error, x.worker_id = status, error, worker
-    x.failures, x.attempts = list(failures), attempts
+    x.status, x.error = status, error
+    target = Target(Worker(worker, model=model, http_address="127.0.0.1:8000"), model, "load")
+    outcomes = (*failures, *[""] * (attempts - len(failures)))
+    x.tries = [Attempt(target, 100.0, failure) for failure in outcomes]
     x.first_byte_at = 100.0 + first_byte if first_byte else 0.0
     x.finished_at = 100.0 + took
     return x

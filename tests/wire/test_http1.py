@@ -9,10 +9,10 @@ from pointsman.wire.http1 import (
     Headers,
     ProtocolError,
     ResponseHead,
+    identity_of,
     parse_response_head,
     render_request,
     render_response,
-    request_id_of,
     status_line,
     traceparent,
 )
@@ -29,7 +29,7 @@ def head(*lines: bytes, status: bytes = b"HTTP/1.1 200 OK") -> ResponseHead:
 
 def upstream(*headers: tuple[bytes, bytes]) -> list[bytes]:
     """Return the header lines that an engine gets for a client's."""
-    return render_request(list(headers), "req-1", RANDOM).split(b"\r\n")[:-1]
+    return render_request(list(headers), "req-1", RANDOM)[0].split(b"\r\n")[:-1]
 
 
 def downstream(*lines: bytes) -> list[bytes]:
@@ -136,14 +136,14 @@ class TestTraces:
 class TestRequestIds:
     @pytest.mark.parametrize("value", [b"a", b"~" * 128, b"!{}", b"abc-123"])
     def test_a_visible_one_of_1_to_128_bytes_is_kept(self, value: bytes) -> None:
-        assert request_id_of([(b"x-request-id", value)]) == value.decode()
+        assert identity_of([(b"x-request-id", value)])[0] == value.decode()
 
     def test_space_around_it_is_no_part_of_it(self) -> None:
-        assert request_id_of([(b"x-request-id", b"abc \t")]) == "abc"
+        assert identity_of([(b"x-request-id", b"abc \t")])[0] == "abc"
 
     @pytest.mark.parametrize("value", [b"", b"a" * 129, b"a b", b"a\x7f", b"\xc3\xa9", b"a\tb"])
     def test_any_other_is_not(self, value: bytes) -> None:
-        assert request_id_of([(b"x-request-id", value)]) is None
+        assert identity_of([(b"x-request-id", value)])[0] is None
 
     def test_the_first_good_one_counts(self) -> None:
         headers: Headers = [
@@ -151,8 +151,8 @@ class TestRequestIds:
             (b"x-request-id", b"not good"),
             (b"x-request-id", b"b"),
         ]
-        assert request_id_of(headers) == "b"
-        assert request_id_of([]) is None
+        assert identity_of(headers)[0] == "b"
+        assert identity_of([]) == (None, None)
 
 
 class TestResponses:

@@ -44,22 +44,37 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     revoked: bool = False
 
 
-class Principal(msgspec.Struct, frozen=True, eq=False, gc=False):
+class Principal:
     """Who a request comes from, once its key has been verified.
 
-    `priority` is None for whoever came without a key; engines are told it in `X-TL-Priority`.
+    `models` are the ids or aliases that it may ask for, empty for all; `priority` is None for whoever came without a
+    key. What the data plane asks of it for every request is worked out once: `infer`, `embed`, `admin` and `debug` say
+    whether it has that scope, and `upstream` are the header lines that tell an engine of its priority.
     """
 
-    key_id: str
-    tenant: str
-    scopes: frozenset[Scope]
-    models: tuple[str, ...] = ()
-    priority: int | None = None
+    __slots__ = (
+        *("admin", "debug", "embed", "infer", "key_id"),
+        *("models", "priority", "scopes", "tenant", "upstream"),
+    )
 
-    @property
-    def upstream(self) -> bytes:
-        """The header lines that tell an engine of the principal."""
-        return b"" if self.priority is None else b"x-tl-priority: %d\r\n" % self.priority
+    def __init__(
+        self,
+        key_id: str,
+        tenant: str,
+        scopes: frozenset[Scope],
+        models: tuple[str, ...] = (),
+        priority: int | None = None,
+    ) -> None:
+        self.key_id = key_id
+        self.tenant = tenant
+        self.scopes = scopes
+        self.models = models
+        self.priority = priority
+        self.infer = Scope.INFER in scopes
+        self.embed = Scope.EMBED in scopes
+        self.admin = Scope.ADMIN in scopes
+        self.debug = Scope.DEBUG in scopes
+        self.upstream = b"" if priority is None else b"x-tl-priority: %d\r\n" % priority
 
 
 ANONYMOUS = Principal("", "anonymous", frozenset((Scope.INFER, Scope.EMBED)))

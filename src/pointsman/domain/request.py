@@ -27,6 +27,16 @@ class InferenceRequest(msgspec.Struct, eq=False, gc=False):
     affinity_bytes: int = 64
     _prefix_key: bytes | None = None
 
+    def forget(self) -> None:
+        """Let go of the client's text; a record of the request may be kept for long, its prompt may not.
+
+        >>> request = InferenceRequest("m", "r1", prompt=b'"Once upon a time"')
+        >>> request.forget()
+        >>> request.prompt, request.prefix_key
+        (None, b'')
+        """
+        self.prompt = self.messages = None
+
     @property
     def prefix_key(self) -> bytes:
         """The leading bytes of the rendered prompt, computed on first use.

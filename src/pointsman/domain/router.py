@@ -25,6 +25,9 @@ __all__ = ["Router", "Target"]
 UNIFIED = Role.UNIFIED
 UNIFIED_ONLY: Sequence[str] = ("unified",)
 
+LOADS_KEPT = 64
+"""With more candidates than this, a target does not have their loads: noting them would cost more than the pick."""
+
 
 class Target(Struct, frozen=True, eq=False, gc=False):
     """Where an attempt goes.
@@ -32,6 +35,9 @@ class Target(Struct, frozen=True, eq=False, gc=False):
     `worker` answers the client (a decode worker when `prefill` is set); `served_model` is what the engine calls the
     model; `reason` is one of affinity, load, canary, cascade, failover, or what a third-party policy says;
     `cascade_step` is -1 without a cascade.
+
+    The rest is for whoever asks why: `policy_reason` is the policy's own word, `candidates` are the workers that it
+    picked from, and `loads` what each of them held at that moment, () where they were more than `LOADS_KEPT`.
     """
 
     worker: Worker
@@ -39,6 +45,9 @@ class Target(Struct, frozen=True, eq=False, gc=False):
     reason: str
     cascade_step: int = -1
     prefill: Worker | None = None
+    policy_reason: str = ""
+    candidates: tuple[Worker, ...] = ()
+    loads: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
         return f"<Target {self.worker.id} {self.served_model} {self.reason}>"
@@ -53,6 +62,15 @@ class Router:
         self._table = table
         self._prefill_policy = LeastOutstanding()
         registry.route_epoch = table.epoch
+
+    @property
+    def policy(self) -> "Policy":
+        """The policy in force."""
+        return self._policy
+
+    @policy.setter
+    def policy(self, policy: "Policy") -> None:
+        self._policy = policy
 
     @property
     def table(self) -> RouteTable:
@@ -130,8 +148,30 @@ class Router:
                 reason = "failover"
             if workers:
                 worker, why = self._policy.pick(workers, load_of, request)
-                return Target(worker, served, reason or why, cascade_step, prefill)
+                loads = (
+                    tuple([each.in_flight + each.queue_depth for each in workers])
+                    if len(workers) <= LOADS_KEPT
+                    else ()
+                )
+                return Target(
+                    worker, served, reason or why, cascade_step, prefill, why, workers, loads
+                )
         raise self._refusal(request.model, now)
+
+    def permits(self, models: Collection[str], asked: str) -> bool:
+        """Tell whether a list of ids and aliases, empty for all, has `asked`, under whichever name of its route.
+
+        >>> from pointsman.domain.policy.least_outstanding import LeastOutstanding
+        >>> from pointsman.domain.registry import Registry
+        >>> table = RouteTable([Route("smol-v3", aliases=("smol",))])
+        >>> router = Router(Registry(), LeastOutstanding(), table)
+        >>> router.permits(["smol-v3"], "smol"), router.permits(["smol-v3"], "other")
+        (True, False)
+        """
+        if not models or asked in models:
+            return True
+        route = self._table.lookup(asked)
+        return route is not None and any(self._table.lookup(each) is route for each in models)
 
     def ready(self, now: float) -> None:
         """Raise `NoCapacity` if no worker of any role is routable."""

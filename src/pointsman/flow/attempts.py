@@ -9,7 +9,7 @@ from pointsman.domain.ledger import Lease
 from pointsman.domain.router import Router
 from pointsman.errors import GatewayError, ModelNotFound, NoCapacity, UpstreamTimeout
 from pointsman.flow.effects import Answer, Broken, Flow, Lost, Relay, Send, Why
-from pointsman.flow.exchange import Exchange
+from pointsman.flow.exchange import Attempt, Exchange
 
 __all__ = ["attempts"]
 
@@ -28,9 +28,8 @@ def attempts(x: Exchange, router: Router, max_attempts: int) -> Flow:
     all_full = True
     while True:
         worker = target.worker
-        x.attempts += 1
-        x.reason = target.reason
-        x.worker_id = worker.id
+        attempt = Attempt(target, x.now)
+        x.tries.append(attempt)
         with Lease(worker):
             result = yield Send(target)
             if isinstance(result, Answer) and result.head.status not in (FULL, UNAVAILABLE):
@@ -40,9 +39,9 @@ def attempts(x: Exchange, router: Router, max_attempts: int) -> Flow:
                 return
         assert isinstance(result, Answer | Lost)
         all_full = all_full and isinstance(result, Answer) and result.head.status == FULL
-        x.failures.append(_outcome(result))
+        attempt.failure = _outcome(result)
         x.excluded.append(worker)
-        if x.attempts >= max_attempts or x.now >= x.deadline:
+        if len(x.tries) >= max_attempts or x.now >= x.deadline:
             break
         try:
             target = router.route(x.request, x.excluded, now=x.now)

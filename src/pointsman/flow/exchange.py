@@ -9,10 +9,12 @@ from math import inf
 
 from msgspec import Struct, field
 
+from pointsman.domain.keys import ANONYMOUS, Principal
 from pointsman.domain.request import InferenceRequest
+from pointsman.domain.router import Target
 from pointsman.domain.worker import Worker
 
-__all__ = ["CLIENT_GONE", "Exchange", "Stage"]
+__all__ = ["CLIENT_GONE", "Attempt", "Exchange", "Stage"]
 
 CLIENT_GONE = "client_gone"
 """The `error` of a request whose client left before its answer was complete."""
@@ -26,13 +28,22 @@ class Stage(Enum):
     CLOSED = "closed"
 
 
+class Attempt(Struct, eq=False, gc=False):
+    """One worker that was asked, and when; `failure` is how that failed, "" where it did not."""
+
+    target: Target
+    at: float
+    failure: str = ""
+
+
 class Exchange(Struct, eq=False):
     """One request and what became of it.
 
     `operation` is chat, text_completion, embeddings or other; `status` is what the client got, 499 if it left first;
-    `error` is the code or type of an error answer, or how a committed answer broke; `failures` are the outcomes of
-    the failed attempts, in order; `excluded` are the workers that must not be asked again; `now` is the time of the
-    last event, for the story; `deadline` is when the whole request must be over.
+    `error` is the code or type of an error answer, or how a committed answer broke; `tries` are the workers that were
+    asked, in order; `excluded` are those that must not be asked again; `now` is the time of the last event, for the
+    story; `deadline` is when the whole request must be over; `trace` is the traceparent that engines see, `parent` the
+    client's own, empty where it sent none that is valid.
     """
 
     request: InferenceRequest
@@ -40,16 +51,16 @@ class Exchange(Struct, eq=False):
     operation: str
     started: float
     deadline: float = inf
+    principal: Principal = ANONYMOUS
+    trace: bytes = b""
+    parent: bytes = b""
     now: float = 0.0
     first_byte_at: float = 0.0
     finished_at: float = 0.0
     stage: Stage = Stage.OPEN
     status: int = 0
     error: str = ""
-    reason: str = ""
-    worker_id: str = ""
-    attempts: int = 0
-    failures: list[str] = field(default_factory=list)
+    tries: list[Attempt] = field(default_factory=list)
     excluded: list[Worker] = field(default_factory=list)
 
     @property
@@ -66,3 +77,23 @@ class Exchange(Struct, eq=False):
     def stream(self) -> bool:
         """Whether the client asked for a stream."""
         return self.request.stream
+
+    @property
+    def attempts(self) -> int:
+        """How many workers were asked."""
+        return len(self.tries)
+
+    @property
+    def worker_id(self) -> str:
+        """The worker that was asked last, "" if none was."""
+        return self.tries[-1].target.worker.id if self.tries else ""
+
+    @property
+    def reason(self) -> str:
+        """Why that one was picked."""
+        return self.tries[-1].target.reason if self.tries else ""
+
+    @property
+    def failures(self) -> list[str]:
+        """How attempts failed, in order."""
+        return [each.failure for each in self.tries if each.failure]

@@ -35,7 +35,10 @@ Application = Callable[
 
 
 class AsgiServer:
-    """Answers every request of a listener with one ASGI application."""
+    """Answers requests with one ASGI application: those of a listener, or those that somebody else hands on.
+
+    `path` is what its answers are counted under.
+    """
 
     def __init__(
         self,
@@ -43,8 +46,10 @@ class AsgiServer:
         deadlines: Deadlines,
         observer: Observer,
         limits: DownstreamLimits,
+        path: str = "",
     ) -> None:
         self.application = application
+        self.path = path
         self.deadlines = deadlines
         self.observer = observer
         self.limits = limits
@@ -55,7 +60,13 @@ class AsgiServer:
 
     def serve(self, client: Downstream, request: Request) -> Responder:
         """Start the application on a request."""
-        call = _Call(self, client, request)
+        return self.call(client, request, {})
+
+    def call(
+        self, client: Downstream, request: Request, state: dict[str, Any], headers: bytes = b""
+    ) -> Responder:
+        """Start the application with a `state` in its scope; `headers` are whole lines to add to its answer."""
+        call = _Call(self, client, request, state, headers)
         task = asyncio.get_running_loop().create_task(call.run())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -65,10 +76,20 @@ class AsgiServer:
 class _Call:
     """One request that an application answers."""
 
-    def __init__(self, server: AsgiServer, client: Downstream, request: Request) -> None:
+    def __init__(
+        self,
+        server: AsgiServer,
+        client: Downstream,
+        request: Request,
+        state: dict[str, Any],
+        headers: bytes,
+    ) -> None:
         self._server = server
         self._client = client
         self._request = request
+        self._state = state
+        self._headers = headers
+        self._since = server.deadlines.now()
         self._keep = request.keep_alive and not server.draining
         self._received = False
         self._gone = asyncio.Event()
@@ -86,7 +107,7 @@ class _Call:
             "asgi": {"version": "3.0", "spec_version": "2.4"},
             "http_version": "1.0" if request.http10 else "1.1",
             "method": request.method.decode("ascii"),
-            "scheme": "http",
+            "scheme": self._scheme(),
             "path": unquote_to_bytes(request.path).decode("utf-8", "replace"),
             "raw_path": request.path,
             "query_string": request.query,
@@ -94,6 +115,7 @@ class _Call:
             "headers": request.headers,
             "client": self._client.transport.get_extra_info("peername"),
             "server": self._client.transport.get_extra_info("sockname"),
+            "state": self._state,
         }
         try:
             await self._server.application(scope, self._receive, self._send)
@@ -114,6 +136,7 @@ class _Call:
         if self._gone.is_set():
             return
         if message["type"] == "http.response.start":
+            self._count(message["status"])
             self._head = self._render(message["status"], list(message.get("headers", ())))
             return
         assert message["type"] == "http.response.body", message["type"]
@@ -144,6 +167,7 @@ class _Call:
             self._keep = self._keep and self._chunked
             if self._chunked:
                 lines.append(b"transfer-encoding: chunked\r\n")
+        lines.append(self._headers)
         lines.append(b"connection: %b\r\n\r\n" % (b"keep-alive" if self._keep else b"close"))
         return b"".join(lines)
 
@@ -151,8 +175,19 @@ class _Call:
         """End what the application left unfinished."""
         self._done = True
         if not self._started:
-            self._client.write(error_reply(InternalError("the application failed"), close=True))
+            self._count(500)
+            error = InternalError("the application failed")
+            self._client.write(error_reply(error, self._headers, close=True))
         self._client.finish(False)
+
+    def _count(self, status: int) -> None:
+        server = self._server
+        method = self._request.method.decode("ascii", "replace")
+        server.observer.answered(method, server.path, status, server.deadlines.now() - self._since)
+
+    def _scheme(self) -> str:
+        secure = self._client.transport.get_extra_info("sslcontext") is not None
+        return "https" if secure else "http"
 
     def client_gone(self) -> None:
         """Let the application hear of it."""

@@ -1,16 +1,29 @@
-"""Where a request goes: the inference paths to a story, the lists of models to the registry, the rest to 404."""
+"""Where a request goes: the inference paths to a story, the lists of models to the registry, the rest to applications.
+
+Whoever asks is looked at first: a good key, and one that may do this. Everything behind this file can rely on it.
+"""
 
 import asyncio
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 from urllib.parse import unquote
 
 import msgspec
 
+from pointsman.domain.keys import ANONYMOUS, Principal, Scope
 from pointsman.domain.router import Router
-from pointsman.errors import GatewayError, MethodNotAllowed, NotFound
+from pointsman.domain.worker import Worker
+from pointsman.errors import (
+    GatewayError,
+    InsufficientScope,
+    InvalidKey,
+    MethodNotAllowed,
+    NotFound,
+)
 from pointsman.flow.attempts import attempts
 from pointsman.flow.exchange import Exchange
+from pointsman.net.asgi import AsgiServer
 from pointsman.net.clock import Deadlines
 from pointsman.net.downstream import Downstream, Request, Responder
 from pointsman.net.driver import Drive
@@ -18,21 +31,38 @@ from pointsman.net.limits import DownstreamLimits, UpstreamLimits
 from pointsman.net.observer import Observer
 from pointsman.net.pool import Pool
 from pointsman.wire.body import parse_request
-from pointsman.wire.http1 import render_request, request_id_of
+from pointsman.wire.http1 import identity_of, render_request
 from pointsman.wire.replies import error_reply, model_reply, models_reply
 
-__all__ = ["DataPlane"]
+__all__ = ["DataPlane", "Mounted", "everybody"]
 
 MODELS = b"/v1/models"
+EMBEDDINGS = "/v1/embeddings"
 OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "text_completion",
-    "/v1/embeddings": "embeddings",
+    EMBEDDINGS: "embeddings",
 }
 
 
+class Mounted(NamedTuple):
+    """An application under a path of its own; `scope` is what a key needs for it, None lets everybody in."""
+
+    path: bytes
+    server: AsgiServer
+    scope: Scope | None
+
+
+def everybody(authorization: bytes | None, now: float) -> Principal:
+    """Admit whoever comes, where there are no keys."""
+    return ANONYMOUS
+
+
 class DataPlane:
-    """Serves the clients of the API port."""
+    """Serves the clients of the API port.
+
+    `admit` turns an `Authorization` header and the monotonic time into whoever asks, or raises InvalidKey.
+    """
 
     def __init__(
         self,
@@ -47,53 +77,103 @@ class DataPlane:
         max_attempts: int = 3,
         affinity_bytes: int = 64,
         public_models: bool = False,
+        admit: Callable[[bytes | None, float], Principal] = everybody,
+        mounts: Sequence[Mounted] = (),
     ) -> None:
         self.router = router
         self.pool = pool
         self.deadlines = deadlines
         self.observer = observer
-        self.limits = limits
-        self.upstream_limits = upstream_limits
-        self.public_models = public_models
-        self.draining = False
         self.connections: set[Downstream] = set()
         self.empty = asyncio.Event()
         self.empty.set()
+        self.draining = False
         self._random = random.Random()
-        self._paths = {path.encode(): (path, OPERATIONS.get(path, "other")) for path in paths}
+        self._admit = admit
+        # The longest path first, so that one application may live under another.
+        self._mounts = sorted(mounts, key=lambda mount: -len(mount.path))
+        self.set_options(
+            paths=paths,
+            limits=limits,
+            upstream_limits=upstream_limits,
+            max_attempts=max_attempts,
+            affinity_bytes=affinity_bytes,
+            public_models=public_models,
+        )
+
+    def set_options(
+        self,
+        *,
+        paths: Iterable[str],
+        limits: DownstreamLimits,
+        upstream_limits: UpstreamLimits,
+        max_attempts: int,
+        affinity_bytes: int,
+        public_models: bool,
+    ) -> None:
+        """Put options in force for the requests that are still to come."""
+        self.limits = limits
+        self.upstream_limits = upstream_limits
+        self.public_models = public_models
         self._max_attempts = max_attempts
         self._affinity_bytes = affinity_bytes
+        self._paths = {
+            path.encode(): (path, OPERATIONS.get(path, "other"), path == EMBEDDINGS)
+            for path in paths
+        }
 
     def serve(self, client: Downstream, request: Request) -> Responder | None:
         """Answer one request; the returned `Responder` hears of an early end."""
+        started = self.deadlines.now()
+        headers = request.headers
+        known_id, authorization = identity_of(headers)
+        random_hex = self._random_hex()
+        request_id = known_id or random_hex[48:]
         known = self._paths.get(request.path)
-        if known is None or request.method != b"POST":
-            self._own(client, request, known[0] if known else None)
+        try:
+            if known is None or request.method != b"POST":
+                return self._own(client, request, authorization, request_id, started)
+            path, operation, embeds = known
+            principal = self._admit(authorization, started)
+            if not (principal.embed if embeds else principal.infer):
+                raise InsufficientScope(f"the key has no scope for {path}")
+            inference = parse_request(request.body, request_id, self._affinity_bytes)
+            if principal.models and not self.router.permits(principal.models, inference.model):
+                raise InsufficientScope("the key is not for this model")
+        except GatewayError as error:
+            self._refuse(client, request, error, request_id, started)
             return None
-        path, operation = known
         if self.public_models:
             # Nothing can be renamed in what is compressed.
-            request.headers = [each for each in request.headers if each[0] != b"accept-encoding"]
-        random_hex = self._random_hex()
-        request_id = request_id_of(request.headers) or random_hex[48:]
-        try:
-            inference = parse_request(request.body, request_id, self._affinity_bytes)
-        except GatewayError as error:
-            self._refuse(client, request, path, error, request_id)
-            return None
-        started = self.deadlines.now()
-        x = Exchange(inference, path, operation, started, started + self.upstream_limits.total_s)
-        drive = Drive(
-            self,
-            client,
-            request,
-            attempts(x, self.router, self._max_attempts),
-            render_request(request.headers, request_id, random_hex),
-            x,
-            x.deadline,
+            headers = [each for each in headers if each[0] != b"accept-encoding"]
+        head, trace, parent = render_request(headers, request_id, random_hex, principal.upstream)
+        x = Exchange(
+            inference,
+            path,
+            operation,
+            started,
+            started + self.upstream_limits.total_s,
+            principal,
+            trace,
+            parent,
         )
+        story = attempts(x, self.router, self._max_attempts)
+        drive = Drive(self, client, request, story, head, x, x.deadline)
         drive.start()
         return drive
+
+    def running(self) -> Iterator[tuple[Worker, float]]:
+        """Yield the worker of each request in flight, and when the request came (monotonic seconds)."""
+        for client in self.connections:
+            drive = client.responder
+            if isinstance(drive, Drive) and drive.x.tries:
+                yield drive.x.tries[-1].target.worker, drive.x.started
+
+    def drain(self) -> None:
+        """Let every answer from now on be the last of its connection."""
+        self.draining = True
+        for mount in self._mounts:
+            mount.server.draining = True
 
     def public_model(self, x: Exchange) -> bytes:
         """Return the model id that the client asked for, as JSON."""
@@ -104,44 +184,85 @@ class DataPlane:
         for client in tuple(self.connections):
             client.stop()
 
-    def _own(self, client: Downstream, request: Request, path: str | None) -> None:
+    def _own(
+        self,
+        client: Downstream,
+        request: Request,
+        authorization: bytes | None,
+        request_id: str,
+        started: float,
+    ) -> Responder | None:
         """Answer what needs no engine."""
-        try:
-            reply = self._models(request, path)
-        except GatewayError as error:
-            request_id = request_id_of(request.headers) or self._random_hex()[48:]
-            self._refuse(client, request, path or "", error, request_id)
-        else:
-            self.observer.answered("GET", "/v1/models", 200, 0.0)
-            client.write(reply)
-            client.finish(self._keep(request))
+        mount = self._mount_of(request.path)
+        if mount is not None:
+            principal = self._enter(mount, authorization, started)
+            state = {"principal": principal, "request_id": request_id}
+            headers = b"x-request-id: %b\r\n" % request_id.encode()
+            return mount.server.call(client, request, state, headers)
+        principal = self._admit(authorization, started)
+        reply = self._models(request, principal, request_id)
+        self.observer.answered("GET", "/v1/models", 200, self.deadlines.now() - started)
+        client.write(reply)
+        client.finish(self._keep(request))
+        return None
 
-    def _models(self, request: Request, path: str | None) -> bytes:
-        if path is not None:
-            raise MethodNotAllowed(f"{path} takes POST only")
+    def _mount_of(self, path: bytes) -> Mounted | None:
+        for mount in self._mounts:
+            if path.startswith(mount.path) and path[len(mount.path) :][:1] in (b"", b"/"):
+                return mount
+        return None
+
+    def _enter(self, mount: Mounted, authorization: bytes | None, now: float) -> Principal:
+        """Return who asks an application, if it may."""
+        if mount.scope is None:
+            try:
+                return self._admit(authorization, now)
+            except InvalidKey:
+                return ANONYMOUS
+        principal = self._admit(authorization, now)
+        if mount.scope not in principal.scopes:
+            raise InsufficientScope(f"the key has no scope for {mount.path.decode()}")
+        return principal
+
+    def _models(self, request: Request, principal: Principal, request_id: str) -> bytes:
+        known = self._paths.get(request.path)
+        if known is not None:
+            raise MethodNotAllowed(f"{known[0]} takes POST only")
         listed = request.path == MODELS
         if not listed and not request.path.startswith(MODELS + b"/"):
             raise NotFound(f"no such path: {request.path[:256].decode('ascii', 'replace')}")
         if request.method != b"GET":
             raise MethodNotAllowed("/v1/models takes GET only")
+        if not principal.infer:
+            raise InsufficientScope("the key has no scope for /v1/models")
         models = self.router.models(self.deadlines.now())
-        request_id = request_id_of(request.headers) or self._random_hex()[48:]
         headers = b"x-request-id: %b\r\n" % request_id.encode()
         close = not self._keep(request)
         if listed:
             return models_reply(models, headers, close=close)
-        model = unquote(request.path[len(MODELS) + 1 :].decode("ascii", "replace"))
+        name = unquote(request.path[len(MODELS) + 1 :].decode("ascii", "replace"))
+        route = self.router.table.lookup(name)
+        model = name if route is None else route.model
         return model_reply(model, models, headers, close=close)
 
     def _refuse(
-        self, client: Downstream, request: Request, path: str, error: GatewayError, request_id: str
+        self,
+        client: Downstream,
+        request: Request,
+        error: GatewayError,
+        request_id: str,
+        started: float,
     ) -> None:
         headers = b"x-request-id: %b\r\n" % request_id.encode()
+        known = self._paths.get(request.path)
         if isinstance(error, MethodNotAllowed):
-            headers += b"allow: %b\r\n" % (b"POST" if path else b"GET")
+            headers += b"allow: %b\r\n" % (b"POST" if known else b"GET")
+        elif isinstance(error, InvalidKey):
+            headers += b"www-authenticate: Bearer\r\n"
         keep = self._keep(request)
         method = request.method.decode("ascii", "replace")
-        self.observer.answered(method, path, error.status, 0.0)
+        took = self.deadlines.now() - started
+        self.observer.answered(method, known[0] if known else "", error.status, took)
         reply = error_reply(error, headers, close=not keep)
         if request.method == b"HEAD":
             # Its answer ends with the head, whatever length that announces.

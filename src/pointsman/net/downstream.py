@@ -369,6 +369,11 @@ class Downstream(asyncio.Protocol):
             self.transport.close()
 
     @property
+    def responder(self) -> Responder | None:
+        """Who is answering right now."""
+        return self._responder
+
+    @property
     def paused(self) -> bool:
         """Whether the client is behind with reading."""
         return self._paused

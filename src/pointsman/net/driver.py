@@ -302,9 +302,12 @@ class Drive(Struct, eq=False):
 
     def _ours(self, framing: bytes) -> bytes:
         """Return the headers of the gateway's own in an answer."""
+        x = self.x
+        if x.principal.debug and x.tries:
+            framing += b"x-tl-route: %b\r\n" % x.worker_id.encode()
         return b"%bx-request-id: %b\r\nconnection: %b\r\n" % (
             framing,
-            self.x.request_id.encode(),
+            x.request_id.encode(),
             b"keep-alive" if self._keep else b"close",
         )
 

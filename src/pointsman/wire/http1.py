@@ -19,10 +19,10 @@ __all__ = [
     "Headers",
     "ProtocolError",
     "ResponseHead",
+    "identity_of",
     "parse_response_head",
     "render_request",
     "render_response",
-    "request_id_of",
     "status_line",
     "traceparent",
 ]
@@ -191,14 +191,21 @@ def _parse(head: bytes) -> ResponseHead:
 _parse_small = lru_cache(maxsize=KEPT_HEADS)(_parse)
 
 
-def request_id_of(headers: Headers) -> str | None:
-    """Return the client's request id where it is 1 to 128 bytes, all of them visible ASCII."""
+def identity_of(headers: Headers) -> tuple[str | None, bytes | None]:
+    """Return the client's request id and its `Authorization`.
+
+    The id is the first that is 1 to 128 bytes, all of them visible ASCII. Of several `Authorization` headers, none
+    counts: whoever stands before the gateway may have looked at another one.
+    """
+    request_id = authorization = None
     for name, value in headers:
-        if name == b"x-request-id":
+        if name == b"authorization":
+            authorization = value if authorization is None else b""
+        elif name == b"x-request-id" and request_id is None:
             value = value.strip(b" \t")
             if REQUEST_ID.fullmatch(value):
-                return value.decode("ascii")
-    return None
+                request_id = value.decode("ascii")
+    return request_id, authorization
 
 
 def traceparent(incoming: bytes | None, random_hex: str) -> tuple[bytes, bool]:
@@ -216,11 +223,15 @@ def traceparent(incoming: bytes | None, random_hex: str) -> tuple[bytes, bool]:
     return b"00-%b-%b-01" % (random_hex[:32].encode(), span), False
 
 
-def render_request(headers: Headers, request_id: str, random_hex: str) -> bytes:
-    """Render what every attempt sends of the client's headers, and the gateway's own, without the request line.
+def render_request(
+    headers: Headers, request_id: str, random_hex: str, ours: bytes = b""
+) -> tuple[bytes, bytes, bytes]:
+    """Return what every attempt sends of the head, without the request line, and the two ends of its trace.
 
-    Dropped: hop-by-hop headers and those that `Connection` names, credentials, `x-tl-*`, and what is set anew.
-    `Host` and `Content-Length` belong to the attempt and are left to it.
+    Those are the traceparent that the engine gets, and the client's own, b"" where that is none.
+
+    Dropped: hop-by-hop headers and those that `Connection` names, credentials, `x-tl-*`, and what is set anew. `ours`
+    are further whole lines. `Host` and `Content-Length` belong to the attempt and are left to it.
     """
     named: frozenset[bytes] = frozenset()
     parent = state = None
@@ -241,9 +252,12 @@ def render_request(headers: Headers, request_id: str, random_hex: str) -> bytes:
         lines = [line for line in lines if line.partition(b":")[0] not in named]
     trace, continued = traceparent(parent, random_hex)
     lines.append(b"x-request-id: %b\r\ntraceparent: %b\r\n" % (request_id.encode(), trace))
-    if continued and state is not None:
+    if not continued:
+        parent = b""
+    elif state is not None:
         lines.append(b"tracestate: %b\r\n" % state)
-    return b"".join(lines)
+    lines.append(ours)
+    return b"".join(lines), trace, parent or b""
 
 
 def render_response(head: ResponseHead, ours: bytes, body: bytes) -> bytes:
