@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from pointsman import config
 from pointsman.cli_config import config_app
-from pointsman.config import Address, Config, ConfigError, GatewayConfig, StaticWorker, load
+from pointsman.config import Address, Config, ConfigError, GatewayConfig, Mount, StaticWorker, load
 from pointsman.domain.routes import Backend, Route, Step
 from pointsman.domain.worker import Role
 
@@ -34,6 +34,35 @@ def gateway(tmp_path: Path, lines: str) -> GatewayConfig:
 
 
 # ------------------------------------------------------------------ what is accepted
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("pages", "expected a path such as /pages"),
+        ("/pages/", "expected a path such as /pages"),
+        ("/admin", "/admin is served already"),
+        ("/admin/v2", "/admin is served already"),
+        ("/v1", "/v1/models is served already"),
+        ("/v1/chat/completions", "/v1/chat/completions is served already"),
+        ("/mine", "it is there already"),
+    ],
+)
+def test_a_mount_takes_no_path_that_is_served_already(tmp_path: Path, path: str, why: str) -> None:
+    mount = '[[gateway.mounts]]\npath = "{}"\napp = "mine:app"\n'
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        gateway(tmp_path, mount.format("/mine") + mount.format(path))
+    assert gateway(tmp_path, mount.format("/mine")).mounts == (Mount("/mine", "mine:app"),)
+
+
+def test_keys_make_an_address_beyond_loopback_fit_to_listen_on(tmp_path: Path) -> None:
+    assert read(tmp_path, '[gateway]\nlisten = ":0"\nkeys_file = "keys.jsonl"').gateway.keys_file
+
+
+def test_the_options_that_changed_are_told_by_whether_they_need_a_restart() -> None:
+    old, new = GatewayConfig(), GatewayConfig(listen=":1", max_attempts=2, routes=(Route("m"),))
+    assert config.changed_options(old, new) == (["max_attempts", "routes"], ["listen"])
+    assert config.changed_options(old, old) == ([], [])
 
 
 def test_the_defaults_are_those_of_the_contract() -> None:
@@ -353,7 +382,7 @@ ADDRESS = "expected host:port, :port or [IPv6]:port"
         ),
         # features of the contract that do not exist yet
         ('upstream = "u"', 'gateway.upstream = "u": not served by this version; leave it empty'),
-        ('keys_file = "k"', 'gateway.keys_file = "k": not served by this version; leave it empty'),
+        ('usage_db = "k"', 'gateway.usage_db = "k": not served by this version; leave it empty'),
         (
             'policy_file = "p"',
             'gateway.policy_file = "p": not served by this version; leave it empty',
@@ -438,9 +467,9 @@ def test_a_whole_file_is_refused_with_what_is_wrong(
             "TL_GATEWAY__ROUTES: gateway.routes is a list; lists belong in the configuration file",
         ),
         (
-            "TL_GATEWAY__KEYS_FILE",
+            "TL_GATEWAY__USAGE_DB",
             "k",
-            'gateway.keys_file (from TL_GATEWAY__KEYS_FILE) = "k": not served by this version; leave it empty',
+            'gateway.usage_db (from TL_GATEWAY__USAGE_DB) = "k": not served by this version; leave it empty',
         ),
         (
             "TL_GATEWAY__LISTEN",
@@ -553,7 +582,7 @@ def test_every_option_is_on_the_reference_page_with_its_documentation() -> None:
     rows = re.findall(r"^\| `(\w+)` \| .+ \| .+ \| .* \| (.+) \|$", config.reference(), re.M)
     expected = [
         key
-        for kind in (GatewayConfig, StaticWorker, Route, Backend, Step)
+        for kind in (GatewayConfig, StaticWorker, Route, Backend, Step, Mount)
         for key in kind.__struct_fields__
     ]
     assert sorted(key for key, _ in rows) == sorted(expected)
@@ -568,7 +597,7 @@ def test_the_file_on_the_reference_page_loads(tmp_path: Path) -> None:
 
 def test_the_schema_documents_every_option_and_its_unit() -> None:
     definitions = config.schema()["$defs"]
-    for kind in (GatewayConfig, StaticWorker, Route, Backend, Step):
+    for kind in (GatewayConfig, StaticWorker, Route, Backend, Step, Mount):
         made = definitions[kind.__name__]
         assert made["additionalProperties"] is False
         assert set(made["properties"]) == set(kind.__struct_fields__)

@@ -37,6 +37,7 @@ __all__ = [
     "GatewayConfig",
     "Mount",
     "StaticWorker",
+    "changed_options",
     "load",
     "reference",
     "schema",
@@ -103,11 +104,16 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def _option(doc: str, *, unit: str = "", group: str = "", **limits: Any) -> Meta:
-    """Return the declaration of one option beside its type. A `group` opens a table of the page."""
+def _option(
+    doc: str, *, unit: str = "", group: str = "", restart: bool = False, **limits: Any
+) -> Meta:
+    """Return the declaration of one option beside its type.
+
+    A `group` opens a table of the page; `restart` says that a change takes effect with the next start only.
+    """
     made: Meta = Meta(
         description=doc,
-        extra={"unit": unit, "group": group},
+        extra={"unit": unit, "group": group, "restart": restart},
         extra_json_schema={"x-unit": unit} if unit else None,
         **limits,
     )
@@ -168,17 +174,20 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
         str,
         _option(
             "Address for inference requests: `host:port`, `:port` for every interface, "
-            "`[IPv6]:port`. Beyond loopback it needs `allow_unauthenticated`.",
+            "`[IPv6]:port`. Beyond loopback it needs `keys_file`, or `allow_unauthenticated`.",
             group="Addresses",
+            restart=True,
         ),
     ] = ":8080"
-    health_listen: Annotated[str, _option("Address for /healthz, /readyz and /metrics.")] = ":9464"
+    health_listen: Annotated[
+        str, _option("Address for /healthz, /readyz and /metrics.", restart=True)
+    ] = ":9464"
     registry_listen: Annotated[
-        str, _option("Address for the heartbeats of engines (plaintext gRPC).")
+        str, _option("Address for the heartbeats of engines (plaintext gRPC).", restart=True)
     ] = ":50060"
     allow_unauthenticated: Annotated[
         bool,
-        _option("Serve whoever can reach `listen`, although there are no keys."),
+        _option("Serve whoever can reach `listen`, although there are no keys.", restart=True),
     ] = False
 
     heartbeat_miss_limit: Annotated[
@@ -188,6 +197,7 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
             unit="beats",
             ge=1,
             group="Workers and routing",
+            restart=True,
         ),
     ] = 3
     route_policy: Annotated[
@@ -229,7 +239,8 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
         str,
         _option(
             "Folder for what a restart must not forget (models seen, route epoch). "
-            "Empty: nothing is kept."
+            "Empty: nothing is kept.",
+            restart=True,
         ),
     ] = ""
 
@@ -327,46 +338,63 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
             "File of the API keys (JSON Lines), read again when it changes. "
             "Empty: no keys, and every caller may infer.",
             group="Keys and certificates",
+            restart=True,
         ),
     ] = ""
     pepper_env: Annotated[
-        str, _option("Environment variable with the pepper of the key digests.")
+        str, _option("Environment variable with the pepper of the key digests.", restart=True)
     ] = "TL_GATEWAY_PEPPER"
     key_cache_ttl_s: Annotated[
-        float, _option("How long a verified key is remembered.", unit="seconds", ge=0, le=5)
+        float,
+        _option("How long a verified key is remembered.", unit="seconds", ge=0, le=5, restart=True),
     ] = 5.0
     tls_cert: Annotated[
-        str, _option("Certificate chain (PEM) of `listen`. Empty: plaintext HTTP.")
+        str, _option("Certificate chain (PEM) of `listen`. Empty: plaintext HTTP.", restart=True)
     ] = ""
-    tls_key: Annotated[str, _option("Private key (PEM) of `tls_cert`.")] = ""
+    tls_key: Annotated[str, _option("Private key (PEM) of `tls_cert`.", restart=True)] = ""
     tls_client_ca: Annotated[
-        str, _option("Clients of `listen` must show a certificate of this CA (PEM).")
+        str, _option("Clients of `listen` must show a certificate of this CA (PEM).", restart=True)
     ] = ""
     registry_tls_cert: Annotated[
-        str, _option("Certificate chain (PEM) of `registry_listen`. Empty: plaintext gRPC.")
+        str,
+        _option(
+            "Certificate chain (PEM) of `registry_listen`. Empty: plaintext gRPC.", restart=True
+        ),
     ] = ""
-    registry_tls_key: Annotated[str, _option("Private key (PEM) of `registry_tls_cert`.")] = ""
+    registry_tls_key: Annotated[
+        str, _option("Private key (PEM) of `registry_tls_cert`.", restart=True)
+    ] = ""
     registry_client_ca: Annotated[
-        str, _option("Engines must show a certificate of this CA (PEM) to be heard.")
+        str, _option("Engines must show a certificate of this CA (PEM) to be heard.", restart=True)
     ] = ""
     upstream_ca: Annotated[
         str,
-        _option("CA (PEM) that `https://` engines are trusted by. Empty: those of the system."),
+        _option(
+            "CA (PEM) that `https://` engines are trusted by. Empty: those of the system.",
+            restart=True,
+        ),
     ] = ""
     upstream_cert: Annotated[
-        str, _option("Certificate chain (PEM) that engines are shown when they ask for one.")
+        str,
+        _option(
+            "Certificate chain (PEM) that engines are shown when they ask for one.", restart=True
+        ),
     ] = ""
-    upstream_key: Annotated[str, _option("Private key (PEM) of `upstream_cert`.")] = ""
+    upstream_key: Annotated[str, _option("Private key (PEM) of `upstream_cert`.", restart=True)] = (
+        ""
+    )
 
     watch: Annotated[
         bool,
         _option(
             "Load the configuration file again when it changes, as SIGHUP does.",
             group="Operation",
+            restart=True,
         ),
     ] = False
     log_format: Annotated[
-        Literal["json", "text"], _option("How log lines are written, to standard error.")
+        Literal["json", "text"],
+        _option("How log lines are written, to standard error.", restart=True),
     ] = "json"
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], _option("The least level that is logged.")
@@ -383,19 +411,28 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ] = 0.01
     decisions_kept: Annotated[
         int,
-        _option("Requests whose routing can be looked up afterwards.", unit="requests", ge=0),
+        _option(
+            "Requests whose routing can be looked up afterwards.",
+            unit="requests",
+            ge=0,
+            restart=True,
+        ),
     ] = 1024
     otel_endpoint: Annotated[
         str,
         _option(
             "Where spans are sent (OTLP over HTTP), such as `http://127.0.0.1:4318`. Empty: none. "
-            "Needs the extra `pointsman[otel]`."
+            "Needs the extra `pointsman[otel]`.",
+            restart=True,
         ),
     ] = ""
     otel_sample: Annotated[
         float,
         _option(
-            "Part of the traces begun here that is sent; others as their caller says.", ge=0, le=1
+            "Part of the traces begun here that is sent; others as their caller says.",
+            ge=0,
+            le=1,
+            restart=True,
         ),
     ] = 1.0
     workers_max: Annotated[
@@ -404,6 +441,7 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
             "Workers that may be registered at a time; the next one is refused, loudly.",
             unit="workers",
             ge=1,
+            restart=True,
         ),
     ] = 10_000
 
@@ -414,14 +452,19 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
             unit="entries",
             ge=0,
             group="Known, without effect in this version",
+            restart=True,
         ),
     ] = 4096
     cache_ttl_s: Annotated[
-        float, _option("How long a cached answer is used.", unit="seconds", ge=0)
+        float, _option("How long a cached answer is used.", unit="seconds", ge=0, restart=True)
     ] = 300.0
-    upstream: Annotated[str, _option("One engine instead of a registry; must be empty.")] = ""
-    policy_file: Annotated[str, _option("File of the usage policy; must be empty.")] = ""
-    usage_db: Annotated[str, _option("File of the usage ledger; must be empty.")] = ""
+    upstream: Annotated[
+        str, _option("One engine instead of a registry; must be empty.", restart=True)
+    ] = ""
+    policy_file: Annotated[
+        str, _option("File of the usage policy; must be empty.", restart=True)
+    ] = ""
+    usage_db: Annotated[str, _option("File of the usage ledger; must be empty.", restart=True)] = ""
 
     workers: Annotated[
         tuple[StaticWorker, ...], _option("Engines that send no heartbeats.", group="Tables")
@@ -431,7 +474,8 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
         _option("Public model ids, their aliases and backends; `docs/routes.md`."),
     ] = ()
     mounts: Annotated[
-        tuple[Mount, ...], _option("Endpoints of your own, served beside the gateway's.")
+        tuple[Mount, ...],
+        _option("Endpoints of your own, served beside the gateway's.", restart=True),
     ] = ()
 
 
@@ -470,6 +514,7 @@ NOT_SERVED = ("upstream", "policy_file", "usage_db")
 
 # ------------------------------------------------------------------ loading
 
+PATH = re.compile(r"(/[A-Za-z0-9._~!$&'()*+,;=:@-]+)+")
 ENV_NAME = re.compile(r"TL_([A-Z0-9]+)__(.+)")
 
 
@@ -619,6 +664,7 @@ def _check(gateway: GatewayConfig, origin: Mapping[str, str]) -> None:
             f"no such policy; the nearest valid name is {nearest} (of {', '.join(policies)})",
         )
     _check_paths(gateway.paths)
+    _check_mounts(gateway)
     _check_workers(gateway.workers)
     _check_routes(gateway.routes)
     open_to_all = not (gateway.keys_file or gateway.allow_unauthenticated)
@@ -626,18 +672,32 @@ def _check(gateway: GatewayConfig, origin: Mapping[str, str]) -> None:
         raise refuse(
             "listen",
             "without keys whoever can reach this address may use it. Set gateway.listen to a "
-            'loopback address such as "127.0.0.1:8080", or say that this is wanted with '
-            "gateway.allow_unauthenticated = true",
+            'loopback address such as "127.0.0.1:8080", give it keys with gateway.keys_file, or say '
+            "that this is wanted with gateway.allow_unauthenticated = true",
         )
 
 
 def _check_paths(paths: Sequence[str]) -> None:
     for index, path in enumerate(paths):
         where = f"gateway.paths[{index}] = {_shown(path)}"
-        if not re.fullmatch(r"(/[A-Za-z0-9._~!$&'()*+,;=:@-]+)+", path):
+        if not PATH.fullmatch(path):
             raise ConfigError(f"{where}: expected a path such as /v1/chat/completions")
         if path in paths[:index]:
             raise ConfigError(f"{where}: it is there already")
+
+
+def _check_mounts(gateway: GatewayConfig) -> None:
+    for index, mount in enumerate(gateway.mounts):
+        where = f"gateway.mounts[{index}]"
+        if not PATH.fullmatch(mount.path):
+            raise ConfigError(
+                f"{where}.path = {_shown(mount.path)}: expected a path such as /pages"
+            )
+        for taken in ("/admin", "/v1/models", *gateway.paths):
+            if f"{mount.path}/".startswith(f"{taken}/") or taken.startswith(f"{mount.path}/"):
+                raise ConfigError(f"{where}.path = {_shown(mount.path)}: {taken} is served already")
+        if mount.path in [other.path for other in gateway.mounts[:index]]:
+            raise ConfigError(f"{where}.path = {_shown(mount.path)}: it is there already")
 
 
 def _check_workers(workers: Sequence[StaticWorker]) -> None:
@@ -673,6 +733,16 @@ def _check_routes(routes: Sequence[Route]) -> None:
                 f"{where}.targets = {_shown(list(route.targets))}: disaggregated serving is not "
                 'served by this version; add "unified" after it'
             )
+
+
+def changed_options(old: GatewayConfig, new: GatewayConfig) -> tuple[list[str], list[str]]:
+    """Return the options that differ: those that can change while the gateway runs, and those that need a restart."""
+    live: list[str] = []
+    restart: list[str] = []
+    for key, field in _fields(GatewayConfig).items():
+        if getattr(old, key) != getattr(new, key):
+            (restart if _declared(GatewayConfig, field).restart else live).append(key)
+    return live, restart
 
 
 # ------------------------------------------------------------------ the declaration, read
@@ -786,6 +856,9 @@ and tables belong in the file. Truth values are written true, false, 1 or 0.
 
 `pointsman config schema` prints the same as a JSON Schema.
 
+The file is read again on SIGHUP, on `POST /admin/v1/config:reload`, and when it changes where `watch = true`: all of it
+takes effect or nothing does. What is marked *Restart* waits for the next start; the answer and the log name it.
+
 A small file:
 
 ```toml
@@ -815,7 +888,9 @@ def _section(title: str, kind: type[Struct]) -> list[str]:
     lines = [f"\n## {title}\n\n{(kind.__doc__ or '').strip().partition(chr(10))[0]}\n"]
     inner: list[str] = []
     for index, (key, field) in enumerate(_fields(kind).items()):
-        doc, unit, group = _declared(kind, field)
+        doc, unit, group, restart = _declared(kind, field)
+        if restart:
+            doc += " *Restart.*"
         if group:
             lines.append(f"\n### {group}\n")
         if group or index == 0:
@@ -827,14 +902,22 @@ def _section(title: str, kind: type[Struct]) -> list[str]:
     return lines + inner
 
 
-def _declared(kind: type[Struct], field: msgspec.structs.FieldInfo) -> tuple[str, str, str]:
-    """Return the documentation, the unit and the group of an option ("" for none)."""
+class _Declaration(NamedTuple):
+    """What is said of an option beside its type; `unit` and `group` are "" for none."""
+
+    doc: str
+    unit: str = ""
+    group: str = ""
+    restart: bool = False
+
+
+def _declared(kind: type[Struct], field: msgspec.structs.FieldInfo) -> _Declaration:
     declared = inspect.type_info(field.type)
     if isinstance(declared, inspect.Metadata):
         extra = declared.extra or {}
         doc = (declared.extra_json_schema or {})["description"]
-        return doc, extra["unit"], extra["group"]
-    return ROUTE_DOCS[kind][field.name], "", ""
+        return _Declaration(doc, extra["unit"], extra["group"], extra["restart"])
+    return _Declaration(ROUTE_DOCS[kind][field.name])
 
 
 def _default(field: msgspec.structs.FieldInfo) -> str:
