@@ -218,7 +218,7 @@ def refusal(tmp_path: Path, text: str, *sets: str, **environ: str) -> str:
 
 UNAUTHENTICATED = (
     "without keys whoever can reach this address may use it. Set gateway.listen to a loopback "
-    'address such as "127.0.0.1:8080", or say that this is wanted with '
+    'address such as "127.0.0.1:8080", give it keys with gateway.keys_file, or say that this is wanted with '
     "gateway.allow_unauthenticated = true"
 )
 ADDRESS = "expected host:port, :port or [IPv6]:port"

@@ -10,7 +10,7 @@ import pytest
 from pointsman.domain.registry import WorkerReport
 from pointsman.net.asgi import AsgiServer
 from pointsman.net.clock import Deadlines, monotonic
-from pointsman.net.downstream import Downstream
+from pointsman.net.downstream import Downstream, Request, Responder
 from pointsman.net.limits import DownstreamLimits
 from pointsman.net.observer import Silent
 from pointsman.testing.client import Client, post
@@ -72,10 +72,15 @@ async def test_a_pipeline_on_the_health_port_is_answered_in_order() -> None:
 
 
 @asynccontextmanager
-async def serving(application: Any) -> AsyncIterator[Client]:
+async def serving(
+    application: Any,
+    server_class: type[AsgiServer] = AsgiServer,
+    observer: Silent | None = None,
+    path: str = "",
+) -> AsyncIterator[Client]:
     loop = asyncio.get_running_loop()
     deadlines = Deadlines(loop)
-    server = AsgiServer(application, deadlines, Silent(), DownstreamLimits())
+    server = server_class(application, deadlines, observer or Silent(), DownstreamLimits(), path)
     listener = await loop.create_server(lambda: Downstream(server), "127.0.0.1", 0)
     try:
         async with Client(listener.sockets[0].getsockname()) as client:
@@ -206,3 +211,30 @@ async def test_an_application_waits_for_a_client_that_does_not_read() -> None:
         client.go_on_reading()
         response = await client.response()
         assert (response.complete, len(response.body)) == (True, 500 * 65536)
+
+
+async def test_an_application_that_is_called_by_another_server_gets_a_state_and_is_counted() -> (
+    None
+):
+    class Counting(Silent):
+        def answered(self, method: str, path: str, status: int, seconds: float) -> None:
+            counted.append((method, path, status, seconds >= 0.0))
+
+    async def application(scope: Any, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/mine/broken":
+            raise RuntimeError("on purpose")
+        assert (scope["scheme"], scope["state"]) == ("http", {"request_id": "r"})
+        await start(send, (b"content-length", b"0"), status=202)
+        await body(send, b"")
+
+    class Server(AsgiServer):
+        def serve(self, client: Downstream, request: Request) -> Responder:
+            return self.call(client, request, {"request_id": "r"}, b"x-request-id: r\r\n")
+
+    counted: list[tuple[str, str, int, bool]] = []
+    async with serving(application, Server, Counting(), "/mine") as client:
+        response = await client.ask(get("/mine"))
+        assert (response.status, response.header("x-request-id")) == (202, "r")
+        response = await client.ask(get("/mine/broken"))
+        assert (response.status, response.header("x-request-id")) == (500, "r")
+    assert counted == [("GET", "/mine", 202, True), ("GET", "/mine", 500, True)]

@@ -37,7 +37,7 @@ Application = Callable[
 class AsgiServer:
     """Answers requests with one ASGI application: those of a listener, or those that somebody else hands on.
 
-    `path` is what its answers are counted under.
+    `path` is what its answers are counted under, "" where they are not.
     """
 
     def __init__(
@@ -182,8 +182,10 @@ class _Call:
 
     def _count(self, status: int) -> None:
         server = self._server
-        method = self._request.method.decode("ascii", "replace")
-        server.observer.answered(method, server.path, status, server.deadlines.now() - self._since)
+        if server.path:
+            method = self._request.method.decode("ascii", "replace")
+            took = server.deadlines.now() - self._since
+            server.observer.answered(method, server.path, status, took)
 
     def _scheme(self) -> str:
         secure = self._client.transport.get_extra_info("sslcontext") is not None
