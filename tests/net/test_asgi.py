@@ -237,4 +237,5 @@ async def test_an_application_that_is_called_by_another_server_gets_a_state_and_
         assert (response.status, response.header("x-request-id")) == (202, "r")
         response = await client.ask(get("/mine/broken"))
         assert (response.status, response.header("x-request-id")) == (500, "r")
+    caplog.clear()
     assert counted == [("GET", "/mine", 202, True), ("GET", "/mine", 500, True)]
