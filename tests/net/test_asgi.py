@@ -213,9 +213,9 @@ async def test_an_application_waits_for_a_client_that_does_not_read() -> None:
         assert (response.complete, len(response.body)) == (True, 500 * 65536)
 
 
-async def test_an_application_that_is_called_by_another_server_gets_a_state_and_is_counted() -> (
-    None
-):
+async def test_an_application_that_is_called_by_another_server_is_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     class Counting(Silent):
         def answered(self, method: str, path: str, status: int, seconds: float) -> None:
             counted.append((method, path, status, seconds >= 0.0))
