@@ -1,23 +1,26 @@
 """The metrics of the gateway: plain counters while requests run, Prometheus families on a scrape.
 
-`finished` is called once per request and costs about half a microsecond: it looks one series up, finds
-one bucket and adds a few integers. Everything that is slow (names, labels, cumulative buckets)
-happens in `render`, when somebody asks.
+`finished` is called once per request and costs about half a microsecond: it looks two counters up, finds one bucket and
+adds a few integers. Everything that is slow (names, labels, cumulative buckets) happens in `render`, when somebody
+asks, and what is seldom (a series that is new, an attempt that failed) in functions of its own.
 
-One list of bounds serves two histograms: it is the union of their buckets, so one search counts a
-duration for both, and the counts of either are exact sums over it.
+One list of bounds serves two histograms: it is the union of their buckets, so one search counts a duration for both,
+and the counts of either are exact sums over it.
 
-Labels are bounded. A path that the gateway does not serve is `_other`; a model gets a label of its
-own only once a worker was asked for it, and only the first 64 do, so that clients who make names
-up cannot fill the memory of the gateway or of its scraper. What is read from live objects (workers,
-their load) has no memory: a worker that is gone is gone from the next scrape.
+Labels are bounded. A path that the gateway does not serve is `_other`; a model gets a label of its own only once a
+worker was asked for it; of models, tenants, errors and reasons the first 64 do. So clients who make names up cannot
+fill the memory of the gateway or of its scraper. What is read from live objects (workers, their load) has no memory.
+What is counted by worker or by model is forgotten with them: their series end, and what they added to the wider
+counters stays, so that no counter ever goes back.
 """
 
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import TypeVar
 
+from msgspec import Struct
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -26,7 +29,7 @@ from prometheus_client.registry import Collector
 from pointsman.domain.worker import Role, Worker, load_of
 from pointsman.flow.exchange import CLIENT_GONE, Exchange
 
-__all__ = ["Metrics"]
+__all__ = ["Metrics", "Totals"]
 
 K = TypeVar("K")
 
@@ -46,6 +49,34 @@ LABEL_LIMIT = 64
 OTHER = "_other"
 """The label of whatever gets none of its own."""
 
+GONE = ""
+"""Where the counts of forgotten models and workers stay. No family shows it."""
+
+TRIES_KEPT = 4096
+"""With twice as many kinds of attempts as workers are live, and more than this, those of dead workers are folded."""
+
+REFUSALS = ("invalid_api_key", "insufficient_scope")
+"""The errors that are a matter of keys."""
+
+
+class Totals(Struct, frozen=True, kw_only=True):
+    """What the gateway has done since it started, in a few numbers. None of them goes back but `in_flight`.
+
+    `started_at` and `now` are seconds since 1970; `errors_total` are answers of 5xx and those that broke;
+    `first_byte_count` are successful streams, `first_byte_seconds_sum` what they waited for their first byte;
+    `workers` has the attempts of each live worker.
+    """
+
+    started_at: float
+    now: float
+    requests_total: int
+    errors_total: int
+    failovers_total: int
+    first_byte_seconds_sum: float
+    first_byte_count: int
+    in_flight: int
+    workers: dict[str, int]
+
 
 class _Series:
     """Durations with the same labels: how many fell into each bucket, and their sum in seconds."""
@@ -57,24 +88,66 @@ class _Series:
         self.sum = 0.0
 
 
+class _Requests(_Series):
+    """Requests with the same labels; `waits` are the times to first byte of those that were streams."""
+
+    __slots__ = ("waits",)
+
+    def __init__(self) -> None:
+        super().__init__(DURATION_BOUNDS)
+        self.waits: _Series | None = None
+
+
+_Asked = tuple[str, int, str, str, str, str]
+"""What tells requests apart: path, status, error, operation, model, tenant."""
+
+_Tried = tuple[str, str, str, str]
+"""What tells attempts apart: worker id, reason, outcome, model."""
+
+
 class Metrics:
     """Counts what the gateway does and writes it down for Prometheus.
 
-    `workers` returns the live workers at the moment of a scrape; `paths` are the paths that the
-    gateway serves.
+    `workers` returns the live workers at the moment of a scrape; `paths` are the paths that the gateway serves;
+    `route_epoch` and `drained` return the epoch of the routes and the models that are drained; `known` tells of a model
+    whether anybody still has it, and a scrape forgets those that nobody has; `wall` is the time in seconds since 1970.
+
+    `lines_dropped` and `spans` may be set to what returns how many log lines were dropped and how many spans ended how.
     """
 
-    def __init__(self, workers: Callable[[], Iterable[Worker]], paths: Collection[str]) -> None:
+    def __init__(
+        self,
+        workers: Callable[[], Iterable[Worker]],
+        paths: Collection[str],
+        *,
+        route_epoch: Callable[[], int] = lambda: 0,
+        drained: Callable[[], Collection[str]] = lambda: (),
+        known: Callable[[str], bool] = lambda model: True,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
         self._workers = workers
         self._paths = {path: path for path in paths}
+        self._route_epoch = route_epoch
+        self._drained = drained
+        self._known = known
+        self._wall = wall
+        self.lines_dropped: Callable[[], int] = lambda: 0
+        self.spans: Callable[[], dict[str, int]] = lambda: {}
+        self._started_at = self._reloaded_at = wall()
         self._models: dict[str, str] = {}
+        self._tenants: dict[str, str] = {}
         self._errors: dict[str, str] = {}
-        self._requests: dict[tuple[str, int, str, str, str], _Series] = {}
+        self._reasons: dict[str, str] = {}
+        self._requests: dict[_Asked, _Requests] = {}
         self._answers: dict[tuple[str, str, int], _Series] = {}
-        self._first_bytes: dict[tuple[str, str], _Series] = {}
-        self._attempts: dict[str, int] = {}
+        self._tries: dict[_Tried, int] = {}
+        self._tries_max = TRIES_KEPT
         self._failovers: dict[str, int] = {}
         self._disconnects: dict[str, int] = {}
+        self._refusals = dict.fromkeys(REFUSALS, 0)
+        self._reloads = {"success": 0, "failure": 0}
+        self._reload_worked = True
+        self._engine_drains = {"success": 0, "failure": 0}
         self._faults: dict[str, int] = {}
         self._connections = {"downstream": 0, "upstream": 0}
         self._stale_resends = 0
@@ -87,33 +160,44 @@ class Metrics:
 
     def finished(self, x: Exchange) -> None:
         """Count a request that is over, whatever became of it."""
-        model = self._models.get(x.model) or self._new_model(x)
-        path = self._paths.get(x.path, OTHER)
-        key = (path, x.status, x.error, x.operation, model)
-        series = self._requests.get(key)
-        if series is None:
-            error = _capped(x.error, self._errors)
-            key = (path, x.status, error, x.operation, model)
-            series = self._requests.setdefault(key, _Series(DURATION_BOUNDS))
-        duration = x.finished_at - x.started
+        request = x.request
+        model = request.model
+        started = x.started
+        error = x.error
+        try:
+            # Where every one of them is a label already, as it nearly always is.
+            series = self._requests[x.path, x.status, error, x.operation, model, x.principal.tenant]
+        except KeyError:
+            series, model = self._new_requests(x)
+        duration = x.finished_at - started
         series.counts[bisect_left(DURATION_BOUNDS, duration)] += 1
         series.sum += duration
 
-        if x.stream and x.first_byte_at and x.status == 200:
-            waited = x.first_byte_at - x.started
-            first = self._first_bytes.get((x.operation, model))
-            if first is None:
-                first = self._first_bytes[x.operation, model] = _Series(TTFT_BOUNDS)
-            first.counts[bisect_left(TTFT_BOUNDS, waited)] += 1
-            first.sum += waited
+        if request.stream and x.status == 200 and x.first_byte_at:
+            waited = x.first_byte_at - started
+            waits = series.waits
+            if waits is None:
+                waits = series.waits = _Series(TTFT_BOUNDS)
+            waits.counts[bisect_left(TTFT_BOUNDS, waited)] += 1
+            waits.sum += waited
 
-        if x.attempts:
-            self._count_attempts(x)
-        if x.error == CLIENT_GONE:
-            _add(self._disconnects, "relaying" if x.first_byte_at else "waiting")
+        tries = x.tries
+        if error or len(tries) != 1 or tries[0].failure:
+            self._count_tries(x, model)
+            return
+        target = tries[0].target
+        try:
+            self._tries[target.worker.id, target.reason, "answered", model] += 1
+        except KeyError:
+            self._new_tries(target.worker.id, target.reason, "answered", model)
 
-    def answered(self, method: str, path: str, status: int, seconds: float) -> None:
-        """Count an answer that no `Exchange` stands for: a list of models, an unknown path."""
+    def answered(
+        self, method: str, path: str, status: int, seconds: float, error: str = ""
+    ) -> None:
+        """Count an answer that no `Exchange` stands for: a list of models, an unknown path, a bad key.
+
+        `error` is the code of the error that it was.
+        """
         known = self._paths.get(path, OTHER)
         key = (method if method in _METHODS else OTHER, known, status)
         series = self._answers.get(key)
@@ -121,6 +205,8 @@ class Metrics:
             series = self._answers[key] = _Series(DURATION_BOUNDS)
         series.counts[bisect_left(DURATION_BOUNDS, seconds)] += 1
         series.sum += seconds
+        if error in self._refusals:
+            self._refusals[error] += 1
 
     def stale_resend(self) -> None:
         """Count a request sent once more because the engine had closed its idle connection."""
@@ -142,32 +228,134 @@ class Metrics:
         """Count an exception that nobody foresaw, caught at one of the last resorts."""
         _add(self._faults, where)
 
+    # What the control plane tells.
+
+    def reloaded(self, *, worked: bool) -> None:
+        """Count a configuration that was loaded again, or was not because something is wrong with it."""
+        self._reloads["success" if worked else "failure"] += 1
+        self._reload_worked = worked
+        if worked:
+            self._reloaded_at = self._wall()
+
+    def engine_drained(self, *, worked: bool) -> None:
+        """Count an engine that was told to drain, and whether it took that."""
+        self._engine_drains["success" if worked else "failure"] += 1
+
+    def forget_worker(self, worker_id: str) -> None:
+        """End the series of a worker that is gone."""
+        self._fold_tries(lambda key: (GONE, *key[1:]) if key[0] == worker_id else key)
+
+    def forget_models(self, known: Callable[[str], bool]) -> None:
+        """End the series of the models that are not `known` any more; others may have their places."""
+        gone = {model for model in self._models if not known(model)}
+        if not gone:
+            return
+        for model in gone:
+            del self._models[model]
+        for key in [key for key in self._requests if key[4] in gone]:
+            path, status, error, operation, _, tenant = key
+            into = (path, status, error, operation, GONE, tenant)
+            series = self._requests.pop(key)
+            _add_series(self._requests.setdefault(into, _Requests()), series)
+        self._fold_tries(lambda key: (*key[:3], GONE) if key[3] in gone else key)
+
+    # What others ask.
+
     def render(self) -> bytes:
         """Return the exposition in Prometheus' text format, version 0.0.4."""
         return generate_latest(self._exposition)
 
+    def totals(self) -> Totals:
+        """Return the totals since the start."""
+        requests = errors = waits = 0
+        waited = 0.0
+        for (_, status, error, *_), series in self._requests.items():
+            count = sum(series.counts)
+            requests += count
+            # What is wrong with a request is no error of the gateway, nor is it one that its client left.
+            if status >= 500 or (error and status < 400 and error != CLIENT_GONE):
+                errors += count
+            if series.waits is not None:
+                waits += sum(series.waits.counts)
+                waited += series.waits.sum
+        live = tuple(self._workers())
+        of_worker = {worker.id: 0 for worker in live}
+        for (worker_id, *_), count in self._tries.items():
+            if worker_id in of_worker:
+                of_worker[worker_id] += count
+        return Totals(
+            started_at=self._started_at,
+            now=self._wall(),
+            requests_total=requests,
+            errors_total=errors,
+            failovers_total=sum(self._failovers.values()),
+            first_byte_seconds_sum=waited,
+            first_byte_count=waits,
+            in_flight=sum(worker.in_flight for worker in live),
+            workers=of_worker,
+        )
+
     # How labels stay bounded.
 
-    def _new_model(self, x: Exchange) -> str:
-        """Return the label of a model that has none yet; it gets one if a worker was asked for it."""
-        return _capped(x.model, self._models) if x.worker_id else OTHER
+    def _new_requests(self, x: Exchange) -> tuple[_Requests, str]:
+        """Return the series of a request for which there was none under its own names, and the label of its model."""
+        model = self._model_label(x)
+        key = (
+            self._paths.get(x.path, OTHER),
+            x.status,
+            _capped(x.error, self._errors),
+            x.operation,
+            model,
+            _capped(x.principal.tenant, self._tenants),
+        )
+        return self._requests.setdefault(key, _Requests()), model
 
-    def _count_attempts(self, x: Exchange) -> None:
-        failures = x.failures
-        for why in failures:
-            _add(self._attempts, why)
-        for why in failures[: x.attempts - 1]:
-            _add(self._failovers, why)
-        if x.attempts > len(failures):
-            ended = "broken" if x.error else "answered"
-            _add(self._attempts, CLIENT_GONE if x.error == CLIENT_GONE else ended)
+    def _model_label(self, x: Exchange) -> str:
+        """Return the label of a model; it gets one of its own if a worker was asked for it."""
+        if x.model in self._models:
+            return x.model
+        return _capped(x.model, self._models) or OTHER if x.tries else OTHER
+
+    def _count_tries(self, x: Exchange, model: str) -> None:
+        """Count the attempts of a request that was not simply answered by the first worker."""
+        if x.error == CLIENT_GONE:
+            _add(self._disconnects, "relaying" if x.first_byte_at else "waiting")
+        ended = CLIENT_GONE if x.error == CLIENT_GONE else "broken" if x.error else "answered"
+        for each in x.tries:
+            target = each.target
+            self._new_tries(target.worker.id, target.reason, each.failure or ended, model)
+        for each in x.tries[:-1]:
+            if each.failure:
+                _add(self._failovers, each.failure)
+
+    def _new_tries(self, worker_id: str, reason: str, outcome: str, model: str) -> None:
+        """Count an attempt that may be the first of its kind."""
+        _add(self._tries, (worker_id, _capped(reason, self._reasons), outcome, model))
+        if len(self._tries) > self._tries_max:
+            self._forget_dead()
+            self._tries_max = max(TRIES_KEPT, 2 * len(self._tries))
+
+    def _forget_dead(self) -> None:
+        """Forget the workers that are not live: a request may end after its worker has left."""
+        live = {worker.id for worker in self._workers()}
+        self._fold_tries(lambda key: key if key[0] in live else (GONE, *key[1:]))
+
+    def _fold_tries(self, place: Callable[[_Tried], _Tried]) -> None:
+        for key in list(self._tries):
+            into = place(key)
+            if into != key:
+                _add(self._tries, into, self._tries.pop(key))
 
     # What a scrape makes of it.
 
     def families(self) -> Iterator[Metric]:
         """Fold the counts into Prometheus' families."""
+        self.forget_models(self._known)
+        self._forget_dead()
         yield from self._durations()
+        yield from self._attempts()
         yield from self._counts()
+        yield from self._configuration()
         yield from self._live()
 
     def _durations(self) -> Iterator[Metric]:
@@ -176,10 +364,6 @@ class Metrics:
             "Time to the first body byte of a successful streamed answer.",
             labels=["gen_ai_operation_name", "gen_ai_request_model", "tl_engine_role"],
         )
-        for (operation, model), series in self._first_bytes.items():
-            _histogram(first_byte, (operation, model, "gateway"), series, TTFT_BOUNDS, TTFT_BOUNDS)
-        yield first_byte
-
         request = HistogramMetricFamily(
             "gen_ai_server_request_duration_seconds",
             "Time from the whole request to the end of its answer.",
@@ -198,27 +382,54 @@ class Metrics:
         total = CounterMetricFamily(
             "tl_gateway_requests_total", "Requests.", labels=["route", "code", "tenant"]
         )
+        waits: dict[tuple[str, ...], _Series] = {}
         by_model: dict[tuple[str, ...], _Series] = {}
         by_path: dict[tuple[str, ...], _Series] = {}
         by_route: dict[tuple[str, ...], int] = {}
-        for (path, status, error, operation, model), series in self._requests.items():
-            _merge(by_model, (operation, model, "gateway", error), series)
+        for (path, status, error, operation, model, tenant), series in self._requests.items():
             _merge(by_path, ("POST", path, str(status)), series)
-            _add(by_route, (path, str(status), "anonymous"), sum(series.counts))
-        for (method, path, status), series in self._answers.items():
-            _merge(by_path, (method, path, str(status)), series)
-            _add(by_route, (path, str(status), "anonymous"), sum(series.counts))
-        for labels, series in by_model.items():
-            _histogram(request, labels, series, DURATION_BOUNDS, REQUEST_BOUNDS)
-        for labels, series in by_path.items():
-            _histogram(http, labels, series, DURATION_BOUNDS, HTTP_BOUNDS)
+            _add(by_route, (path, str(status), tenant), sum(series.counts))
+            if model != GONE:
+                _merge(by_model, (operation, model, "gateway", error), series)
+                if series.waits is not None:
+                    _merge(waits, (operation, model, "gateway"), series.waits)
+        for (method, path, status), answers in self._answers.items():
+            _merge(by_path, (method, path, str(status)), answers)
+            _add(by_route, (path, str(status), "anonymous"), sum(answers.counts))
+        for labels, times in waits.items():
+            _histogram(first_byte, labels, times, TTFT_BOUNDS, TTFT_BOUNDS)
+        for labels, times in by_model.items():
+            _histogram(request, labels, times, DURATION_BOUNDS, REQUEST_BOUNDS)
+        for labels, times in by_path.items():
+            _histogram(http, labels, times, DURATION_BOUNDS, HTTP_BOUNDS)
         for labels, count in by_route.items():
             total.add_metric(labels, count)
-        yield from (request, http, total)
+        yield from (first_byte, request, http, total)
+
+    def _attempts(self) -> Iterator[Metric]:
+        outcomes: dict[str, int] = {}
+        of_worker: dict[tuple[str, str], int] = {}
+        decisions: dict[tuple[str, str], int] = {}
+        for (worker_id, reason, outcome, model), count in self._tries.items():
+            _add(outcomes, outcome, count)
+            if worker_id != GONE:
+                _add(of_worker, (worker_id, outcome), count)
+            if model != GONE:
+                _add(decisions, (reason, model), count)
+        for name, doc, labels, counts in (
+            ("attempts", "Workers that were asked, by outcome.", ["outcome"],
+             {(outcome,): count for outcome, count in outcomes.items()}),
+            ("worker_requests", "Attempts of a worker, by outcome.", ["worker_id", "outcome"],
+             of_worker),
+            ("decisions", "Why workers were picked, by model.", ["reason", "model"], decisions),
+        ):  # fmt: skip
+            family = CounterMetricFamily(f"tl_gateway_{name}_total", doc, labels=labels)
+            for values, count in counts.items():
+                family.add_metric(values, count)
+            yield family
 
     def _counts(self) -> Iterator[Metric]:
         for name, doc, label, counts in (
-            ("attempts", "Workers that were asked, by outcome.", "outcome", self._attempts),
             ("failovers", "Attempts that another one followed.", "why", self._failovers),
             (
                 "client_disconnects",
@@ -226,6 +437,10 @@ class Metrics:
                 "stage",
                 self._disconnects,
             ),
+            ("auth_refusals", "Requests refused for their key.", "code", self._refusals),
+            ("config_reloads", "Configurations loaded again.", "outcome", self._reloads),
+            ("engine_drains", "Engines told to drain.", "outcome", self._engine_drains),
+            ("spans", "Spans by what became of them.", "outcome", self.spans()),
             ("faults", "Exceptions that nobody foresaw.", "where", self._faults),
         ):
             family = CounterMetricFamily(f"tl_gateway_{name}_total", doc, labels=[label])
@@ -242,12 +457,28 @@ class Metrics:
             "Requests that waited for a connection to a worker.",
             value=self._pool_waits,
         )
+        yield CounterMetricFamily(
+            "tl_gateway_log_lines_dropped_total",
+            "Log lines that nobody took in time.",
+            value=self.lines_dropped(),
+        )
         connections = GaugeMetricFamily(
             "tl_gateway_connections", "Open connections.", labels=["side"]
         )
         for side, count in self._connections.items():
             connections.add_metric([side], count)
         yield connections
+
+    def _configuration(self) -> Iterator[Metric]:
+        for name, doc, value in (
+            ("config_last_reload_successful", "Whether the last configuration was taken, 1 or 0.",
+             self._reload_worked),
+            ("config_last_reload_success_timestamp_seconds", "When the one in force was taken.",
+             self._reloaded_at),
+            ("route_epoch", "Version of the route table in force.", self._route_epoch()),
+            ("drained_models", "Models that an operator drains.", len(self._drained())),
+        ):  # fmt: skip
+            yield GaugeMetricFamily(f"tl_gateway_{name}", doc, value=float(value))
 
     def _live(self) -> Iterator[Metric]:
         fleet = GaugeMetricFamily("tl_gateway_workers", "Live workers.", labels=["role", "state"])
@@ -295,9 +526,23 @@ def _add(counts: dict[K, int], key: K, more: int = 1) -> None:
 
 def _merge(into: dict[tuple[str, ...], _Series], key: tuple[str, ...], series: _Series) -> None:
     """Add a series of durations to the one of wider labels."""
-    merged = into.setdefault(key, _Series(DURATION_BOUNDS))
+    merged = into.get(key)
+    if merged is None:
+        merged = into[key] = _Series(())
+        merged.counts = [0] * len(series.counts)
+    _add_counts(merged, series)
+
+
+def _add_counts(merged: _Series, series: _Series) -> None:
     merged.counts = [a + b for a, b in zip(merged.counts, series.counts, strict=True)]
     merged.sum += series.sum
+
+
+def _add_series(merged: _Requests, series: _Requests) -> None:
+    _add_counts(merged, series)
+    if series.waits is not None:
+        merged.waits = merged.waits or _Series(TTFT_BOUNDS)
+        _add_counts(merged.waits, series.waits)
 
 
 def _histogram(
