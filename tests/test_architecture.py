@@ -22,7 +22,7 @@ LAYERS: dict[str, set[str]] = {
     "net": {"flow", "wire", "domain", "errors", "httptools", "msgspec"},
     # Beside it: they share objects with the data path, and none of its code.
     "control": {"domain", "errors", "proto", "google", "grpc", "msgspec", "starlette"},
-    "observe": {"flow", "domain", "prometheus_client"},
+    "observe": {"flow", "domain", "msgspec", "opentelemetry", "prometheus_client"},
     "config": {"domain", "errors", "msgspec"},
     "proto": {"grpc_tools"},
     # On top: they put the parts together.
@@ -77,6 +77,7 @@ LAST_RESORTS = {
     "pointsman.control.heartbeat": ["Exception"],
     "pointsman.engine.heartbeat": ["Exception"],
     "pointsman.engine.scheduler": ["Exception"],
+    "pointsman.observe.logs": ["Exception"],
     "pointsman.testing.stories": ["BaseException", "BaseException"],
 }
 """The only places that catch what nobody foresaw: a driver, a server or a thread must outlive it."""
