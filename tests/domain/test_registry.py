@@ -228,6 +228,16 @@ def test_r05_address_change_replaces_the_worker_at_once(address: str) -> None:
     assert log.workers == [old, old, new]
 
 
+@pytest.mark.parametrize(
+    ("announced", "tls"), [("e:80", False), ("http://e:80", False), ("https://[::1]:443", True)]
+)
+def test_an_engine_may_announce_that_it_speaks_tls(announced: str, tls: bool) -> None:
+    registry = Registry()
+    registry.beat(report("a", http_address=announced), 0.0)
+    (worker,) = registry.snapshot()
+    assert (worker.http_address, worker.tls) == (announced, tls)
+
+
 def test_listeners_see_the_finished_change() -> None:
     registry = Registry()
     seen: list[str] = []
@@ -293,7 +303,11 @@ def test_a_new_incarnation_is_a_new_worker_and_an_omitted_one_is_the_known(
         ({"role": "Unified"}, "role"),
         ({"role": "x" * 10_000}, "role"),
         ({"http_address": ""}, "http_address"),
-        ({"http_address": "http://a:80"}, "http_address"),
+        ({"http_address": "http://a"}, "http_address"),
+        ({"http_address": "https://a:80/"}, "http_address"),
+        ({"http_address": "ftp://a:80"}, "http_address"),
+        ({"http_address": "https://https://a:80"}, "http_address"),
+        ({"grpc_address": "https://a:80"}, "grpc_address"),
         ({"http_address": "a:80/path"}, "http_address"),
         ({"http_address": "a"}, "http_address"),
         ({"http_address": "a:"}, "http_address"),

@@ -35,6 +35,7 @@ _BY_ID = attrgetter("id")
 _HOST_PORT = re.compile(
     r"(?:\[[0-9A-Fa-f:.]{2,45}(?:%[A-Za-z0-9._-]{1,15})?\]|[A-Za-z0-9._-]{1,253}):([0-9]{1,5})"
 )
+_SCHEME = re.compile("https?://")
 _ID = re.compile(r"[\x21-\x7e]{1,256}")
 
 
@@ -107,7 +108,8 @@ class Registry:
         joins in one step. An incarnation that is omitted is taken to be the known one.
 
         Raises `InvalidReport` for an empty, over-long or unprintable id or model, an unknown role, a negative number,
-        an address that is not `host:port`, or the id of a static worker. Nothing is changed then.
+        an address that is not `host:port` (`http_address` also after `http://` or `https://`), or the id of a static
+        worker. Nothing is changed then.
         """
         role = _check(report)
         self.expire(now)
@@ -277,6 +279,7 @@ def _worker_of(report: WorkerReport, role: Role, now: float) -> Worker:
         report.worker_id,
         model=report.model,
         http_address=report.http_address,
+        tls=report.http_address.startswith("https://"),
         role=role,
         grpc_address=report.grpc_address,
         kv_address=report.kv_address,
@@ -298,7 +301,7 @@ def _check(report: WorkerReport) -> Role:
     except ValueError:
         given = report.role[:MAX_NAME]
         raise InvalidReport(f"role {given!r} is not one of {', '.join(Role)}") from None
-    _check_address("http_address", report.http_address)
+    _check_address("http_address", report.http_address, scheme=True)
     for name in ("grpc_address", "kv_address"):
         address = getattr(report, name)
         if address:
@@ -319,7 +322,8 @@ def _check_names(worker_id: str, model: str) -> None:
         raise InvalidReport(f"model is not 1 to {MAX_NAME} printable characters")
 
 
-def _check_address(name: str, address: str) -> None:
-    match = _HOST_PORT.fullmatch(address)
+def _check_address(name: str, address: str, *, scheme: bool = False) -> None:
+    start = _SCHEME.match(address) if scheme else None
+    match = _HOST_PORT.fullmatch(address, start.end() if start else 0)
     if match is None or not 0 < int(match[1]) < 65536:
         raise InvalidReport(f"{name} {address[:MAX_NAME]!r} is not host:port")

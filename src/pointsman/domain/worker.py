@@ -24,8 +24,9 @@ class Role(StrEnum):
 class Worker:
     """One live engine.
 
-    `http_address`, `grpc_address` and `kv_address` are `host:port` ("" where the engine has none); `base_path` is put
-    before every request path ("" or `/x`); `queue_depth`, `running` and `in_flight` count requests;
+    `http_address` is what was announced: `host:port`, or that after `http://` or `https://`; `tls` says whether the
+    engine is spoken to over TLS. `grpc_address` and `kv_address` are `host:port` ("" where the engine has none).
+    `base_path` is put before every request path ("" or `/x`); `queue_depth`, `running` and `in_flight` count requests;
     `kv_total_blocks` is the capacity that the weighted policy uses; `kv_format` is the KV block format that it writes;
     `incarnation` is 0 where the engine sends none; `last_heartbeat` is in seconds of the monotonic clock; `static`
     workers never expire.
@@ -49,6 +50,7 @@ class Worker:
         "role",
         "running",
         "static",
+        "tls",
     )
 
     def __init__(
@@ -70,6 +72,7 @@ class Worker:
         incarnation: int = 0,
         last_heartbeat: float = 0.0,
         static: bool = False,
+        tls: bool = False,
     ) -> None:
         self.id = id
         self.model = model
@@ -87,6 +90,7 @@ class Worker:
         self.incarnation = incarnation
         self.last_heartbeat = last_heartbeat
         self.static = static
+        self.tls = tls
         self.in_flight = 0
 
     def __repr__(self) -> str:
