@@ -6,12 +6,13 @@ from timeit import timeit
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from pointsman.domain.keys import Principal
 from pointsman.domain.registry import Registry, WorkerReport
 from pointsman.domain.request import InferenceRequest
 from pointsman.domain.router import Target
 from pointsman.domain.worker import Role, Worker
 from pointsman.flow.exchange import Attempt, Exchange
-from pointsman.observe.metrics import Metrics
+from pointsman.observe.metrics import Metrics, Totals
 
 CHAT = "/v1/chat/completions"
 PATHS = (CHAT, "/v1/completions", "/v1/embeddings", "/v1/models")
@@ -28,15 +29,18 @@ def exchange(
     status: int = 200,
     error: str = "",
     worker: str = "a",
+    reason: str = "load",
+    tenant: str = "anonymous",
     failures: tuple[str, ...] = (),
     attempts: int = 1,
     first_byte: float = 0.0,
     took: float = 0.3,
 ) -> Exchange:
     request = InferenceRequest(model, "r", stream=stream, prompt=None, messages=None)
-    x = Exchange(request, path=path, operation=operation, started=100.0)
+    principal = Principal("k", tenant, frozenset())
+    x = Exchange(request, path=path, operation=operation, started=100.0, principal=principal)
     x.status, x.error = status, error
-    target = Target(Worker(worker, model=model, http_address="127.0.0.1:8000"), model, "load")
+    target = Target(Worker(worker, model=model, http_address="127.0.0.1:8000"), model, reason)
     outcomes = (*failures, *[""] * (attempts - len(failures)))
     x.tries = [Attempt(target, 100.0, failure) for failure in outcomes]
     x.first_byte_at = 100.0 + first_byte if first_byte else 0.0
@@ -192,6 +196,7 @@ def test_s15_only_successful_streams_have_a_first_token(x: Exchange) -> None:
 # ------------------------------------------------------------------ bounded labels
 
 
+@pytest.mark.slow
 def test_o02_ten_thousand_models_make_at_most_64_labels_and_other() -> None:
     metrics = Metrics(nobody, PATHS)
     for i in range(10_000):
@@ -249,6 +254,228 @@ def test_an_answer_without_an_exchange_counts_by_its_method() -> None:
     )
     name = "tl_gateway_requests_total"
     assert value(metrics, name, route="/v1/models", code="200", tenant="anonymous") == 2
+
+
+@pytest.mark.slow
+def test_o02_ten_thousand_of_everything_that_a_client_can_make_up_stay_a_small_page() -> None:
+    """Models, paths, methods, tenants and request ids: all at once, and no name in more than 64 labels."""
+    metrics = Metrics(nobody, PATHS)
+    for i in range(10_000):
+        asked = exchange(model=f"m{i}", path=f"/p{i}", tenant=f"t{i}", reason=f"r{i}", stream=True)
+        asked.request.request_id = f"id{i}"
+        asked.first_byte_at = 100.1
+        metrics.finished(asked)
+        metrics.finished(exchange(model=f"x{i}", attempts=0, status=404, error=f"e{i}"))
+        metrics.answered(f"M{i}", f"/q{i}", 401, 0.001, f"code{i}")
+    page = metrics.render().decode()
+    assert len(page.splitlines()) < 7000
+    assert "id5" not in page
+    for name, label in (
+        ("gen_ai_server_request_duration_seconds_count", "gen_ai_request_model"),
+        ("gen_ai_server_request_duration_seconds_count", "error_type"),
+        ("tl_gateway_requests_total", "tenant"),
+        ("tl_gateway_decisions_total", "reason"),
+        ("tl_gateway_decisions_total", "model"),
+    ):
+        values = label_values(metrics, name, label)
+        assert "_other" in values
+        assert len(values - {"_other", "", "anonymous"}) <= 64, label
+    assert label_values(metrics, "tl_gateway_auth_refusals_total", "code") == {
+        "invalid_api_key",
+        "insufficient_scope",
+    }
+    total = sum(v for (name, _), v in samples(metrics).items() if name.endswith("_requests_total"))
+    assert total == 30_000
+
+
+def test_o02_the_memory_behind_the_page_is_bounded_too() -> None:
+    """Requests may end after their worker left; nobody needs to scrape for that to be forgotten."""
+    metrics = Metrics(nobody, PATHS)
+    for i in range(10_000):
+        metrics.finished(exchange(worker=f"pod-{i}"))
+        metrics.forget_worker(f"pod-{i}")
+        metrics.finished(exchange(worker=f"pod-{i}"))
+    assert len(metrics._tries) <= 1100
+    assert value(metrics, "tl_gateway_attempts_total", outcome="answered") == 20_000
+    assert value(metrics, "tl_gateway_decisions_total", reason="load", model="m") == 20_000
+
+
+# ------------------------------------------------------------------ what is gone
+
+
+def test_the_series_of_a_worker_go_with_it_and_the_wider_counters_stay() -> None:
+    registry = Registry()
+    metrics = Metrics(registry.snapshot, PATHS)
+    registry.on_leave.append(lambda worker: metrics.forget_worker(worker.id))
+    registry.beat(WorkerReport("a", "h:1", "m"), 0.0)
+    registry.beat(WorkerReport("b", "h:2", "m"), 5.0)
+    metrics.finished(exchange(worker="a", failures=("reset",), attempts=2))
+    metrics.finished(exchange(worker="b"))
+    name = "tl_gateway_worker_requests_total"
+    assert value(metrics, name, worker_id="a", outcome="reset") == 1
+    assert metrics.totals().workers == {"a": 2, "b": 1}
+    registry.expire(6.0)
+    metrics.finished(exchange(worker="a"))  # it was in flight when its worker left
+    assert label_values(metrics, name, "worker_id") == {"b"}
+    assert metrics.totals().workers == {"b": 1}
+    assert value(metrics, "tl_gateway_attempts_total", outcome="answered") == 3
+    assert value(metrics, "tl_gateway_attempts_total", outcome="reset") == 1
+    assert value(metrics, "tl_gateway_decisions_total", reason="load", model="m") == 4
+    registry.beat(WorkerReport("a", "h:1", "m"), 7.0)
+    metrics.finished(exchange(worker="a"))
+    assert value(metrics, name, worker_id="a", outcome="answered") == 1
+
+
+@pytest.mark.slow
+def test_the_series_of_a_model_that_nobody_has_go_and_its_place_is_free_again() -> None:
+    kept = {f"m{i}" for i in range(64)}
+    metrics = Metrics(nobody, PATHS, known=lambda model: model in kept)
+    for model in (*sorted(kept), "late"):
+        metrics.finished(exchange(model=model, stream=True, first_byte=0.1, took=0.5))
+        metrics.finished(exchange(model=model, status=503, error="no_capacity"))
+    model_labels = {
+        "gen_ai_server_request_duration_seconds_count": "gen_ai_request_model",
+        TTFT: "gen_ai_request_model",
+        "tl_gateway_decisions_total": "model",
+    }
+    before = metrics.totals()
+    for name, label in model_labels.items():
+        assert label_values(metrics, name, label) == {*kept, "_other"}
+    kept -= {"m7", "m8"}
+    kept |= {"late"}
+    for name, label in model_labels.items():
+        assert label_values(metrics, name, label) == {*kept, "_other"} - {"late"}
+    metrics.finished(exchange(model="late"))
+    metrics.finished(exchange(model="m7", attempts=0, status=404, error="model_not_found"))
+    durations = "gen_ai_server_request_duration_seconds_count"
+    assert label_values(metrics, durations, "gen_ai_request_model") == {*kept, "_other"}
+    # Nothing that is counted otherwise has gone back.
+    after = metrics.totals()
+    assert after.requests_total == before.requests_total + 2 == 132
+    assert after.first_byte_count == before.first_byte_count == 65
+    assert after.first_byte_seconds_sum == pytest.approx(6.5)
+    name = "tl_gateway_requests_total"
+    assert value(metrics, name, route=CHAT, code="200", tenant="anonymous") == 66
+    assert value(metrics, name, route=CHAT, code="503", tenant="anonymous") == 65
+
+
+def test_models_may_be_forgotten_on_demand() -> None:
+    metrics = Metrics(nobody, PATHS)
+    metrics.finished(exchange(model="a"))
+    metrics.finished(exchange(model="b"))
+    metrics.finished(exchange(model="b", stream=True, first_byte=0.1))
+    metrics.forget_models(lambda model: model == "a")
+    assert label_values(metrics, "tl_gateway_decisions_total", "model") == {"a"}
+    metrics.finished(exchange(model="b"))
+    metrics.finished(exchange(model="b", stream=True, first_byte=0.1))
+    metrics.forget_models(lambda model: model == "a")
+    assert label_values(metrics, "tl_gateway_decisions_total", "model") == {"a"}
+    assert metrics.totals().requests_total == 5
+    assert metrics.totals().first_byte_count == 2
+
+
+# ------------------------------------------------------------------ who asked, and what it was told
+
+
+def test_requests_are_counted_by_tenant() -> None:
+    metrics = Metrics(nobody, PATHS)
+    for tenant in ("acme", "acme", "globex"):
+        metrics.finished(exchange(tenant=tenant))
+    name = "tl_gateway_requests_total"
+    assert value(metrics, name, route=CHAT, code="200", tenant="acme") == 2
+    assert value(metrics, name, route=CHAT, code="200", tenant="globex") == 1
+
+
+def test_refused_keys_are_counted_by_code_and_other_errors_are_not() -> None:
+    metrics = Metrics(nobody, PATHS)
+    for status, code in (
+        *((401, "invalid_api_key"), (401, "invalid_api_key"), (403, "insufficient_scope")),
+        *((404, "not_found"), (403, "")),
+    ):
+        metrics.answered("POST", CHAT, status, 0.001, code)
+    assert value(metrics, "tl_gateway_auth_refusals_total", code="invalid_api_key") == 2
+    assert value(metrics, "tl_gateway_auth_refusals_total", code="insufficient_scope") == 1
+
+
+def test_decisions_are_counted_by_reason_and_model() -> None:
+    metrics = Metrics(nobody, PATHS)
+    for reason in ("affinity", "affinity", "canary"):
+        metrics.finished(exchange(reason=reason))
+    name = "tl_gateway_decisions_total"
+    assert value(metrics, name, reason="affinity", model="m") == 2
+    assert value(metrics, name, reason="canary", model="m") == 1
+
+
+# ------------------------------------------------------------------ the control plane
+
+
+def test_reloads_are_counted_and_the_last_one_is_a_gauge() -> None:
+    clock = [1000.0]
+    metrics = Metrics(nobody, PATHS, wall=lambda: clock[0])
+    last = "tl_gateway_config_last_reload_success"
+    assert value(metrics, f"{last}ful") == 1
+    assert value(metrics, f"{last}_timestamp_seconds") == 1000
+    clock[0] = 1100.0
+    metrics.reloaded(worked=False)
+    assert value(metrics, f"{last}ful") == 0
+    assert value(metrics, f"{last}_timestamp_seconds") == 1000
+    metrics.reloaded(worked=True)
+    assert value(metrics, f"{last}ful") == 1
+    assert value(metrics, f"{last}_timestamp_seconds") == 1100
+    for outcome in ("success", "failure"):
+        assert value(metrics, "tl_gateway_config_reloads_total", outcome=outcome) == 1
+
+
+def test_what_others_know_is_asked_on_a_scrape() -> None:
+    drained: set[str] = set()
+    epochs = iter((4, 5))
+    metrics = Metrics(nobody, PATHS, route_epoch=lambda: next(epochs), drained=lambda: drained)
+    assert value(metrics, "tl_gateway_route_epoch") == 4
+    assert value(metrics, "tl_gateway_route_epoch") == 5
+    metrics = Metrics(nobody, PATHS, drained=lambda: drained)
+    drained |= {"a", "b"}
+    metrics.lines_dropped = lambda: 7
+    metrics.spans = lambda: {"sent": 3, "failed": 1}
+    metrics.engine_drained(worked=True)
+    metrics.engine_drained(worked=False)
+    metrics.engine_drained(worked=False)
+    assert value(metrics, "tl_gateway_drained_models") == 2
+    assert value(metrics, "tl_gateway_log_lines_dropped_total") == 7
+    assert value(metrics, "tl_gateway_spans_total", outcome="sent") == 3
+    assert value(metrics, "tl_gateway_engine_drains_total", outcome="success") == 1
+    assert value(metrics, "tl_gateway_engine_drains_total", outcome="failure") == 2
+
+
+def test_the_totals_of_a_gateway() -> None:
+    clock = [1000.0]
+    worker = Worker("a", model="m", http_address="h:1")
+    metrics = Metrics(lambda: (worker,), PATHS, wall=lambda: clock[0])
+    clock[0] = 1060.5
+    worker.in_flight = 2
+    for x in (
+        exchange(),
+        exchange(stream=True, first_byte=0.25, failures=("reset", "503"), attempts=3),
+        exchange(stream=True, first_byte=0.5, error="timed out"),  # broke
+        exchange(status=502),  # relayed
+        exchange(attempts=0, status=503, error="no_capacity"),
+        exchange(attempts=0, status=404, error="model_not_found"),  # the client's own
+        exchange(status=400),
+        exchange(status=499, error="client_gone"),
+        exchange(status=200, error="client_gone", stream=True, first_byte=0.125),
+        exchange(worker="gone"),
+    ):
+        metrics.finished(x)
+    assert metrics.totals() == Totals(
+        started_at=1000.0,
+        now=1060.5,
+        requests_total=10,
+        errors_total=3,
+        failovers_total=2,
+        first_byte_seconds_sum=0.875,
+        first_byte_count=3,
+        in_flight=2,
+        workers={"a": 9},
+    )
 
 
 # ------------------------------------------------------------------ attempts and events

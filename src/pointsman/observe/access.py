@@ -158,13 +158,17 @@ class Access:
         )
 
     def flush(self) -> None:
-        """Write what waits. At the end of a gateway, this is the last call."""
-        self._scheduled = False
+        """Write what waits, as far as somebody takes it."""
         taken = self._output.write(tuple(self._lines))
         for _ in range(taken):
             self._bytes -= len(self._lines.popleft())
-        if self._lines:
-            self._schedule()
+
+    def close(self) -> None:
+        """Write what waits; what nobody takes now is dropped. The last call."""
+        self.flush()
+        self._output.drop(len(self._lines))
+        self._lines.clear()
+        self._bytes = 0
 
     def _put(self, line: _Request | _Own) -> None:
         data = self._encoder.encode(line) + b"\n"
@@ -176,10 +180,15 @@ class Access:
         self._bytes += len(data)
         if before // BATCH_BYTES != self._bytes // BATCH_BYTES:
             self.flush()
-        elif not self._scheduled:
+        self._schedule()
+
+    def _due(self) -> None:
+        self._scheduled = False
+        self.flush()
+        if self._lines:
             self._schedule()
 
     def _schedule(self) -> None:
         if not self._scheduled:
             self._scheduled = True
-            self._later(EVERY_S, self.flush)
+            self._later(EVERY_S, self._due)

@@ -30,7 +30,7 @@ HIDDEN = "[redacted]"
 TEXT_MAX = 256
 """Characters that are kept of a text from outside."""
 
-_KEY = re.compile(r"tl_[A-Za-z0-9]{12}_[A-Za-z0-9]+")
+_KEY = re.compile(r"tl_[A-Za-z0-9]{12}_[A-Za-z0-9]{1,32}")
 _VALUE = r"[^\s'\"\\,;)}\]&]+"
 _BEARER = re.compile(rf"(?i)(\bbearer(?:\s|%20|\+)+)(?!\[redacted){_VALUE}")
 

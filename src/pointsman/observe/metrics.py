@@ -52,8 +52,8 @@ OTHER = "_other"
 GONE = ""
 """Where the counts of forgotten models and workers stay. No family shows it."""
 
-TRIES_KEPT = 4096
-"""With twice as many kinds of attempts as workers are live, and more than this, those of dead workers are folded."""
+DEAD_KEPT = 1024
+"""Workers that have counts and may be dead, until somebody looks which of them are."""
 
 REFUSALS = ("invalid_api_key", "insufficient_scope")
 """The errors that are a matter of keys."""
@@ -101,8 +101,8 @@ class _Requests(_Series):
 _Asked = tuple[str, int, str, str, str, str]
 """What tells requests apart: path, status, error, operation, model, tenant."""
 
-_Tried = tuple[str, str, str, str]
-"""What tells attempts apart: worker id, reason, outcome, model."""
+_Tried = tuple[str, str, str]
+"""What tells the attempts of one worker apart: reason, outcome, model."""
 
 
 class Metrics:
@@ -140,8 +140,8 @@ class Metrics:
         self._reasons: dict[str, str] = {}
         self._requests: dict[_Asked, _Requests] = {}
         self._answers: dict[tuple[str, str, int], _Series] = {}
-        self._tries: dict[_Tried, int] = {}
-        self._tries_max = TRIES_KEPT
+        self._tries: dict[str, dict[_Tried, int]] = {GONE: {}}
+        self._tries_max = DEAD_KEPT
         self._failovers: dict[str, int] = {}
         self._disconnects: dict[str, int] = {}
         self._refusals = dict.fromkeys(REFUSALS, 0)
@@ -187,7 +187,7 @@ class Metrics:
             return
         target = tries[0].target
         try:
-            self._tries[target.worker.id, target.reason, "answered", model] += 1
+            self._tries[target.worker.id][target.reason, "answered", model] += 1
         except KeyError:
             self._new_tries(target.worker.id, target.reason, "answered", model)
 
@@ -243,7 +243,8 @@ class Metrics:
 
     def forget_worker(self, worker_id: str) -> None:
         """End the series of a worker that is gone."""
-        self._fold_tries(lambda key: (GONE, *key[1:]) if key[0] == worker_id else key)
+        for key, count in self._tries.pop(worker_id, {}).items():
+            _add(self._tries[GONE], key, count)
 
     def forget_models(self, known: Callable[[str], bool]) -> None:
         """End the series of the models that are not `known` any more; others may have their places."""
@@ -257,7 +258,10 @@ class Metrics:
             into = (path, status, error, operation, GONE, tenant)
             series = self._requests.pop(key)
             _add_series(self._requests.setdefault(into, _Requests()), series)
-        self._fold_tries(lambda key: (*key[:3], GONE) if key[3] in gone else key)
+        for counts in self._tries.values():
+            for tried in [tried for tried in counts if tried[2] in gone]:
+                reason, outcome, _ = tried
+                _add(counts, (reason, outcome, GONE), counts.pop(tried))
 
     # What others ask.
 
@@ -279,10 +283,6 @@ class Metrics:
                 waits += sum(series.waits.counts)
                 waited += series.waits.sum
         live = tuple(self._workers())
-        of_worker = {worker.id: 0 for worker in live}
-        for (worker_id, *_), count in self._tries.items():
-            if worker_id in of_worker:
-                of_worker[worker_id] += count
         return Totals(
             started_at=self._started_at,
             now=self._wall(),
@@ -292,7 +292,7 @@ class Metrics:
             first_byte_seconds_sum=waited,
             first_byte_count=waits,
             in_flight=sum(worker.in_flight for worker in live),
-            workers=of_worker,
+            workers={each.id: sum(self._tries.get(each.id, {}).values()) for each in live},
         )
 
     # How labels stay bounded.
@@ -330,21 +330,19 @@ class Metrics:
 
     def _new_tries(self, worker_id: str, reason: str, outcome: str, model: str) -> None:
         """Count an attempt that may be the first of its kind."""
-        _add(self._tries, (worker_id, _capped(reason, self._reasons), outcome, model))
+        counts = self._tries.get(worker_id)
+        if counts is None:
+            counts = self._tries[worker_id] = {}
+        _add(counts, (_capped(reason, self._reasons), outcome, model))
         if len(self._tries) > self._tries_max:
             self._forget_dead()
-            self._tries_max = max(TRIES_KEPT, 2 * len(self._tries))
+            self._tries_max = DEAD_KEPT + 2 * len(self._tries)
 
     def _forget_dead(self) -> None:
         """Forget the workers that are not live: a request may end after its worker has left."""
-        live = {worker.id for worker in self._workers()}
-        self._fold_tries(lambda key: key if key[0] in live else (GONE, *key[1:]))
-
-    def _fold_tries(self, place: Callable[[_Tried], _Tried]) -> None:
-        for key in list(self._tries):
-            into = place(key)
-            if into != key:
-                _add(self._tries, into, self._tries.pop(key))
+        live = {GONE, *(worker.id for worker in self._workers())}
+        for worker_id in self._tries.keys() - live:
+            self.forget_worker(worker_id)
 
     # What a scrape makes of it.
 
@@ -410,12 +408,13 @@ class Metrics:
         outcomes: dict[str, int] = {}
         of_worker: dict[tuple[str, str], int] = {}
         decisions: dict[tuple[str, str], int] = {}
-        for (worker_id, reason, outcome, model), count in self._tries.items():
-            _add(outcomes, outcome, count)
-            if worker_id != GONE:
-                _add(of_worker, (worker_id, outcome), count)
-            if model != GONE:
-                _add(decisions, (reason, model), count)
+        for worker_id, tries in self._tries.items():
+            for (reason, outcome, model), count in tries.items():
+                _add(outcomes, outcome, count)
+                if worker_id != GONE:
+                    _add(of_worker, (worker_id, outcome), count)
+                if model != GONE:
+                    _add(decisions, (reason, model), count)
         for name, doc, labels, counts in (
             ("attempts", "Workers that were asked, by outcome.", ["outcome"],
              {(outcome,): count for outcome, count in outcomes.items()}),
