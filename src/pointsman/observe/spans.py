@@ -203,8 +203,9 @@ class Spans:
 class _Counted(SpanExporter):
     """Counts what another exporter does, and says once a minute that it cannot. Used by the sending thread."""
 
-    def __init__(self, exporter: SpanExporter) -> None:
+    def __init__(self, exporter: SpanExporter, now: Callable[[], float] = time.monotonic) -> None:
         self._exporter = exporter
+        self._now = now
         self._quiet_until = 0.0
         self.sent = self.failed = 0
 
@@ -231,7 +232,7 @@ class _Counted(SpanExporter):
         self._exporter.shutdown()
 
     def _complain(self) -> None:
-        now = time.monotonic()
+        now = self._now()
         if now >= self._quiet_until:
             self._quiet_until = now + COMPLAIN_EVERY_S
             logger.warning("spans cannot be sent; %d were lost so far", self.failed)
