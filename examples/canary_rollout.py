@@ -19,8 +19,8 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
-from urllib.error import HTTPError, URLError
-from urllib.request import Request, urlopen
+from urllib.error import HTTPError
+from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
 TRIES = 5
 TIMEOUT_S = 10
@@ -36,11 +36,20 @@ class Stale(Exception):
     """Somebody else changed the table since it was read."""
 
 
+class Nowhere(HTTPRedirectHandler):
+    """Follows no redirect: the key is for the gateway alone."""
+
+    def redirect_request(self, *_: object) -> None:
+        """Leave the redirect as the error that it is here."""
+
+
 class Admin:
     """The admin API of a gateway at `url`; `key` is an API key with the scope admin, "" for none."""
 
     def __init__(self, url: str, key: str = "") -> None:
         self._url = url.rstrip("/") + "/admin/v1"
+        # Nor is the key for a proxy that was meant for the internet.
+        self._open = build_opener(ProxyHandler({}), Nowhere).open
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
 
     def ready(self, model: str) -> bool:
@@ -69,7 +78,7 @@ class Admin:
             method=method,
         )
         try:
-            with urlopen(request, timeout=TIMEOUT_S) as response:
+            with self._open(request, timeout=TIMEOUT_S) as response:
                 etag = response.headers.get("etag", "")
                 if path == "/routes" and not etag:
                     raise RolloutError("the gateway sends no ETag: a change would be a blind one")
@@ -80,8 +89,8 @@ class Admin:
                     raise Stale from None
                 detail = error.read().decode("utf-8", "replace")
             raise RolloutError(f"{method} {path}: {error.code} {detail}") from None
-        except URLError as error:
-            raise RolloutError(f"{method} {path}: {error.reason}") from None
+        except OSError as error:
+            raise RolloutError(f"{method} {path}: {error}") from None
 
 
 def with_canary(route: Route, canary: str, share: float) -> Route:

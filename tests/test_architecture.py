@@ -28,7 +28,8 @@ LAYERS: dict[str, set[str]] = {
     # On top: they put the parts together.
     "app": {"config", "control", "domain", "errors", "net", "observe", "uvloop"},
     "cli_config": {"config", "typer"},
-    "cli": {"app", "cli_config", "config", "demo", "engine", "rich", "typer"},
+    "cli_operator": {"domain", "remote", "msgspec", "rich", "typer"},
+    "cli": {"app", "cli_config", "cli_operator", "config", "demo", "engine", "rich", "typer"},
     "__main__": {"cli"},
     # Apart: a real engine, which the gateway never imports, and what tests are written with.
     "engine": {
@@ -45,6 +46,7 @@ LAYERS: dict[str, set[str]] = {
             "xllamacpp",
         ),
     },
+    "remote": {"domain", "errors", "httpx", "msgspec", "rich"},
     "demo": {"app", "config", "domain", "flow", "observe", "trial", "rich", "uvloop"},
     "trial": {"rich"},
     "testing": {"app", "config", "domain", "flow", "wire", "msgspec"},

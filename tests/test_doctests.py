@@ -1,4 +1,4 @@
-"""The examples in the docstrings of the pure layer are true."""
+"""The examples in the docstrings are true."""
 
 import doctest
 import importlib
@@ -7,11 +7,12 @@ import pkgutil
 import pytest
 
 import pointsman.domain
+import pointsman.remote
 import pointsman.testing
 
 MODULES = sorted(
     module.name
-    for package in (pointsman.domain, pointsman.testing)
+    for package in (pointsman.domain, pointsman.remote, pointsman.testing)
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + ".")
 )
 

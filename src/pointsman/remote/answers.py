@@ -1,0 +1,97 @@
+"""What the admin API answers, as far as the command line shows it.
+
+Fields that are not shown are not here, and those that a gateway of another version may lack have a default, so that a
+command line and a gateway need not be of the same version.
+"""
+
+from msgspec import Struct
+
+from pointsman.domain.explain import Decision
+
+__all__ = [
+    "Configuration",
+    "Decisions",
+    "ModelRow",
+    "Reload",
+    "Stats",
+    "WorkerRow",
+    "Workers",
+]
+
+
+class WorkerRow(Struct, frozen=True, kw_only=True):
+    """One live worker; `drained` says that its model is, `oldest_request_s` is None while it has no request."""
+
+    worker_id: str
+    model: str
+    role: str
+    http_address: str
+    draining: bool
+    drained: bool = False
+    static: bool = False
+    queue_depth: int = 0
+    running: int = 0
+    kv_free_blocks: int = 0
+    kv_total_blocks: int = 0
+    in_flight: int = 0
+    load: int = 0
+    oldest_request_s: float | None = None
+
+    @property
+    def state(self) -> str:
+        """Why it gets requests or not, in one word."""
+        return "draining" if self.draining else "drained" if self.drained else "routable"
+
+
+class Workers(Struct, frozen=True):
+    """The live workers and the epoch of the route table."""
+
+    data: tuple[WorkerRow, ...]
+    route_epoch: int = 0
+
+
+class ModelRow(Struct, frozen=True, kw_only=True):
+    """What is left to do for a model; `workers` counts its live ones, `oldest_request_s` is None without requests."""
+
+    model: str
+    workers: int
+    requests_left: int
+    oldest_request_s: float | None = None
+    drained: bool = False
+    routable: int = 0
+
+
+class Decisions(Struct, frozen=True):
+    """Real decisions, newest first."""
+
+    data: tuple[Decision, ...]
+
+
+class Stats(Struct, frozen=True, kw_only=True):
+    """Counters since the gateway started; both times are seconds since 1970 by the gateway's clock."""
+
+    started_at: float
+    now: float
+    requests_total: int
+    errors_total: int
+    failovers_total: int
+    first_byte_seconds_sum: float
+    first_byte_count: int
+    in_flight: int
+    workers: dict[str, int] = {}
+
+
+class Reload(Struct, frozen=True, kw_only=True):
+    """How a reload went: the options that changed, and those that wait for a restart."""
+
+    ok: bool
+    message: str = ""
+    changed: tuple[str, ...] = ()
+    needs_restart: tuple[str, ...] = ()
+
+
+class Configuration(Struct, frozen=True, kw_only=True):
+    """Where the configuration in force came from, and its last reload."""
+
+    source: str | None = None
+    last_reload: Reload | None = None
