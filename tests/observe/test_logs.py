@@ -2,6 +2,7 @@
 
 import io
 import logging
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -114,6 +115,22 @@ def test_the_level_counts_and_the_last_call_does(stream: io.StringIO) -> None:
     logger.error("enough")
     assert stream.getvalue() == ""
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ERROR enough\n", later.getvalue())
+
+
+def test_a_log_that_nobody_reads_costs_lines_and_never_the_process(stream: io.StringIO) -> None:
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "w") as full:
+        output = configure("info", "json", full)
+        for i in range(2000):
+            logger.info("%d %s", i, "x" * 100)
+        assert output.dropped > 1000
+        assert b'"msg":"0 xxx' in os.read(reader, 1 << 20)
+        dropped = output.dropped
+        logger.info("again")
+        assert output.dropped == dropped
+        assert os.read(reader, 1 << 20).endswith(b'"logger":"some.library"}\n')
+        os.close(reader)
+    configure("info", "json", stream)
 
 
 def test_times_are_rfc_3339_with_milliseconds() -> None:

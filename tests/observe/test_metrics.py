@@ -522,6 +522,15 @@ def test_every_attempt_and_every_failover_is_counted_once(
     assert counted == {"attempts": attempts, "failovers": failovers}
 
 
+def test_an_attempt_that_answered_and_was_followed_by_another_is_no_failover() -> None:
+    metrics = Metrics(nobody, PATHS)
+    metrics.finished(exchange(attempts=2, reason="cascade"))
+    found = {name for name, _ in samples(metrics)}
+    assert "tl_gateway_failovers_total" not in found
+    assert value(metrics, "tl_gateway_attempts_total", outcome="answered") == 2
+    assert value(metrics, "tl_gateway_decisions_total", reason="cascade", model="m") == 2
+
+
 def test_clients_that_leave_are_counted_by_stage() -> None:
     metrics = Metrics(nobody, PATHS)
     metrics.finished(exchange(status=499, error="client_gone"))
