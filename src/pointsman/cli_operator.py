@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec
@@ -194,7 +194,8 @@ def top(
     if once:
         session.console.print(screen.once(), highlight=False)
     elif session.console.is_terminal:
-        screen.run(session.console)
+        with suppress(KeyboardInterrupt):
+            screen.run(session.console)
     else:
         raise typer.BadParameter("this is no terminal; --once prints one frame")
 

@@ -1,6 +1,7 @@
 """An admin API that says what a test tells it to, and a command line that asks it."""
 
 import json
+import ssl
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -13,6 +14,13 @@ from typer.testing import CliRunner, Result
 from pointsman.cli_operator import add_operator_commands
 
 Reply = tuple[int, object] | tuple[int, object, dict[str, str]]
+
+
+class QuietServer(ThreadingHTTPServer):
+    """A server that does not print what a client's hasty end makes of its threads."""
+
+    def handle_error(self, *_: object) -> None:
+        """Say nothing."""
 
 
 class FakeAdmin:
@@ -47,8 +55,16 @@ class FakeAdmin:
             def log_message(self, *arguments: object) -> None:
                 """Say nothing."""
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
+        self.server = QuietServer(("127.0.0.1", 0), Answering)
         self.url = "http://{}:{}".format(*self.server.server_address)
+
+    def secure(self, context: ssl.SSLContext) -> None:
+        """Speak TLS from now on."""
+        # The handshake is made where the request is read, so that a bad one does not end the server.
+        self.server.socket = context.wrap_socket(
+            self.server.socket, server_side=True, do_handshake_on_connect=False
+        )
+        self.url = self.url.replace("http:", "https:")
 
     def says(self, line: str, *replies: Reply) -> None:
         """Reply to one method and path."""

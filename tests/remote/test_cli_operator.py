@@ -1,12 +1,14 @@
 """What an operator types, and what comes back: tables, JSON, and one line for everything that can go wrong."""
 
 import json
+import ssl
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import trustme
 
 from pointsman import cli_operator
 from pointsman.testing.origin import dead_address
@@ -413,6 +415,31 @@ def test_certificates_that_cannot_be_used_are_named(
         assert result.exit_code == 1
         assert str(empty) in result.stderr
         assert result.stderr.count("\n") == 1
+
+
+def test_https_takes_a_private_authority_and_shows_a_certificate(
+    admin: "FakeAdmin", run: "Run", tmp_path: Path
+) -> None:
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    authority.configure_trust(context)
+    context.verify_mode = ssl.CERT_REQUIRED
+    admin.secure(context)
+    admin.says("GET /workers", (200, {"data": [], "route_epoch": 1}))
+    mine = authority.issue_cert("operator@example.org")
+    ca, cert, key = tmp_path / "ca.pem", tmp_path / "cert.pem", tmp_path / "key.pem"
+    authority.cert_pem.write_to_path(ca)
+    mine.cert_chain_pems[0].write_to_path(cert)
+    mine.private_key_pem.write_to_path(key)
+    shown = ["--cacert", str(ca), "--cert", str(cert), "--client-key", str(key)]
+    assert run("workers", *shown).stdout == "no live worker\n"
+    for wrong in (shown[:2], shown[2:]):
+        refused = run("workers", *wrong)
+        assert refused.exit_code == 1
+        assert refused.stderr.startswith("pointsman: ")
+        assert refused.stderr.count("\n") == 1
+    assert len(admin.asked) == 1
 
 
 def test_serving_loads_no_http_client_and_no_tables() -> None:

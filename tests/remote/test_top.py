@@ -166,3 +166,18 @@ def test_once_does_not_try_again(admin: "FakeAdmin", run: "Run") -> None:
     result = run("top", "--once", "--interval", "0.1")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == "pointsman: shutting down (503)\n"
+
+
+def test_ctrl_c_is_its_good_end(
+    admin: "FakeAdmin", run: "Run", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", interrupted)
+    admin.says("GET /stats", (200, msgspec.to_builtins(START)))
+    admin.says("GET /workers", (200, {"data": [], "route_epoch": 1}))
+    result = run("top", TERM="xterm", FORCE_COLOR="1")
+    assert result.exit_code == 0
+    assert "4 in flight" in result.stdout
+    assert result.stderr == ""
