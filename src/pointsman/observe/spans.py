@@ -206,6 +206,8 @@ class _Counted(SpanExporter):
     def __init__(self, exporter: SpanExporter, now: Callable[[], float] = time.monotonic) -> None:
         self._exporter = exporter
         self._now = now
+        self._lock = threading.Lock()
+        self._shut = False
         self._quiet_until = 0.0
         self.sent = self.failed = 0
 
@@ -228,8 +230,11 @@ class _Counted(SpanExporter):
         return result
 
     def shutdown(self) -> None:
-        """End the other exporter."""
-        self._exporter.shutdown()
+        """End the other exporter, once: at the deadline of `Spans.close`, or when all was sent."""
+        with self._lock:
+            if not self._shut:
+                self._shut = True
+                self._exporter.shutdown()
 
     def _complain(self) -> None:
         now = self._now()
