@@ -39,8 +39,8 @@ WEIGHT_SUMS = (0.999, 1.001)
 """What the weights of a route may sum to: canary tools round each weight."""
 
 
-class Backend(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One served model id of a weighted split."""
+class Backend(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One served model id of a weighted split. Its weight is always written: tools that move it read it first."""
 
     model: str
     weight: float = 1.0

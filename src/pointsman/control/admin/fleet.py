@@ -1,0 +1,199 @@
+"""Workers and models: who is there, what each of them holds, and taking them in and out of service."""
+
+from collections.abc import Iterable
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from pointsman.control.admin.endpoint import Answer, Body, Call, endpoint
+from pointsman.control.admin.parts import AdminParts
+from pointsman.control.admin.shapes import (
+    DrainRequest,
+    Models,
+    ModelState,
+    WorkerRequest,
+    Workers,
+    WorkerState,
+)
+from pointsman.domain.worker import Role, Worker, load_of
+from pointsman.errors import Conflict, NotFound, StateUnavailable
+
+__all__ = [
+    "delete_worker",
+    "drain_model",
+    "get_model",
+    "list_models",
+    "list_workers",
+    "put_worker",
+    "undrain_model",
+]
+
+
+class WorkersQuery(Struct, frozen=True):
+    """Which workers to list."""
+
+    model: Annotated[str, Meta(description="Only those of this model.")] = ""
+
+
+@endpoint("GET", "/admin/v1/workers")
+async def list_workers(call: Call, query: WorkersQuery) -> Workers:
+    """List the live workers.
+
+    They are sorted by id. `route_epoch` is the version of the route table that requests are routed by.
+    """
+    parts = call.parts
+    left = _Left(parts)
+    return Workers(
+        tuple(
+            _worker_state(parts, worker, left)
+            for worker in _live(parts)
+            if query.model in ("", worker.model)
+        ),
+        parts.router.table.epoch,
+    )
+
+
+@endpoint(
+    "PUT",
+    "/admin/v1/workers/{worker_id}",
+    status=(200, 201),
+    errors=(Conflict, StateUnavailable),
+)
+async def put_worker(call: Call, worker_id: str, body: Body[WorkerRequest]) -> Answer[WorkerState]:
+    """Add or change a static worker.
+
+    201 for a new one. A worker that announces itself cannot be changed here: its engine would say otherwise with the
+    next heartbeat. With a new address it is a new worker, and the requests of the former one end where they are.
+    """
+    raise NotImplementedError
+
+
+@endpoint(
+    "DELETE",
+    "/admin/v1/workers/{worker_id}",
+    status=204,
+    errors=(NotFound, Conflict, StateUnavailable),
+)
+async def delete_worker(call: Call, worker_id: str) -> None:
+    """Remove a static worker.
+
+    It gets no new requests; those that it has end where they are.
+    """
+    await call.parts.changes.delete_worker(worker_id)
+
+
+@endpoint("GET", "/admin/v1/models")
+async def list_models(call: Call) -> Models:
+    """List the models that workers serve.
+
+    These are the ids that engines know. What clients may ask for besides stands in the route table.
+    """
+    return Models(tuple(_model_states(call.parts).values()))
+
+
+@endpoint("GET", "/admin/v1/models/{model}", errors=(NotFound,))
+async def get_model(call: Call, model: str) -> ModelState:
+    """Show one model, for instance how far a drain of it has come."""
+    return _model_state(call.parts, model)
+
+
+@endpoint(
+    "POST",
+    "/admin/v1/models/{model}:drain",
+    status=202,
+    errors=(NotFound, StateUnavailable),
+    malformed="deadline_s",
+)
+async def drain_model(call: Call, model: str, body: Body[DrainRequest]) -> ModelState:
+    """Stop routing to every worker of a model.
+
+    It holds for workers that join later and over restarts, until it is taken back. Requests that run go on; the answer
+    and `GET /admin/v1/models/{model}` tell how many are left. Workers with a `grpc_address` are told the deadline.
+    """
+    deadline_s = body.read().deadline_s
+    await call.parts.changes.drain(model, deadline_s)
+    return _model_state(call.parts, model)
+
+
+@endpoint("POST", "/admin/v1/models/{model}:undrain", errors=(NotFound, StateUnavailable))
+async def undrain_model(call: Call, model: str) -> ModelState:
+    """Take a drain back.
+
+    A body is not needed. A model that is not drained is no error.
+    """
+    await call.parts.changes.undrain(model)
+    return _model_state(call.parts, model)
+
+
+def _live(parts: AdminParts) -> tuple[Worker, ...]:
+    parts.registry.expire(parts.now())
+    return parts.registry.snapshot()
+
+
+class _Left:
+    """The requests that are not over: how many, and the age of the oldest, by worker id and by model."""
+
+    def __init__(self, parts: AdminParts) -> None:
+        self._now = parts.now()
+        self.by_worker: dict[str, list[float]] = {}
+        self.by_model: dict[str, list[float]] = {}
+        # Those of workers that left are among them: a stream may outlive its worker's last heartbeat.
+        for worker, began in parts.running():
+            self.by_worker.setdefault(worker.id, []).append(began)
+            self.by_model.setdefault(worker.model, []).append(began)
+
+    def oldest(self, begun: Iterable[float]) -> float | None:
+        """Return the age of the oldest in seconds."""
+        first = min(begun, default=None)
+        return None if first is None else max(0.0, self._now - first)
+
+
+def _worker_state(parts: AdminParts, worker: Worker, left: _Left) -> WorkerState:
+    begun = left.by_worker.get(worker.id, [])
+    heard = parts.wall() - (parts.now() - worker.last_heartbeat)
+    return WorkerState(
+        worker_id=worker.id,
+        role=worker.role,
+        model=worker.model,
+        http_address=worker.http_address,
+        grpc_address=worker.grpc_address,
+        kv_address=worker.kv_address,
+        kv_format=max(worker.kv_format, 1),
+        queue_depth=worker.queue_depth,
+        running=worker.running,
+        kv_free_blocks=worker.kv_free_blocks,
+        kv_total_blocks=worker.kv_total_blocks,
+        draining=worker.draining,
+        last_heartbeat_unix_ms=0 if worker.static else int(heard * 1000),
+        static=worker.static,
+        drained=worker.model in parts.registry.drained,
+        in_flight=worker.in_flight,
+        load=load_of(worker),
+        requests_left=len(begun),
+        oldest_request_s=left.oldest(begun),
+    )
+
+
+def _model_states(parts: AdminParts) -> dict[str, ModelState]:
+    workers = _live(parts)
+    left = _Left(parts)
+    served = [worker.model for worker in workers]
+    names = {*served, *parts.registry.drained, *left.by_model}
+    return {
+        name: ModelState(
+            model=name,
+            drained=name in parts.registry.drained,
+            workers=served.count(name),
+            routable=sum(len(parts.registry.routable(name, role)) for role in Role),
+            requests_left=len(left.by_model.get(name, [])),
+            oldest_request_s=left.oldest(left.by_model.get(name, [])),
+        )
+        for name in sorted(names)
+    }
+
+
+def _model_state(parts: AdminParts, model: str) -> ModelState:
+    state = _model_states(parts).get(model)
+    if state is None:
+        raise NotFound(f"no live worker serves the model {model[:256]!r}")
+    return state

@@ -1,0 +1,73 @@
+"""What the admin API works on: the parts of a running gateway, handed in by whoever built them."""
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pointsman.control.admin.shapes import Stats
+from pointsman.control.reload import Configuration, Reload
+from pointsman.domain.explain import Decision
+from pointsman.domain.keys import Key, Scope
+from pointsman.domain.registry import Registry
+from pointsman.domain.request import InferenceRequest
+from pointsman.domain.router import Router
+from pointsman.domain.routes import Route, RouteTable
+from pointsman.domain.worker import Worker
+
+__all__ = ["AdminParts", "Changes", "KeyFile"]
+
+
+class Changes(Protocol):
+    """TEMP."""
+
+    async def put_routes(
+        self, if_match: str | None, routes: Callable[[], Sequence[Route]]
+    ) -> RouteTable: ...
+    async def drain(self, model: str, deadline_s: int) -> None: ...
+    async def undrain(self, model: str) -> None: ...
+    async def put_worker(self, worker: Worker) -> bool: ...
+    async def delete_worker(self, worker_id: str) -> None: ...
+
+
+class KeyFile(Protocol):
+    """TEMP."""
+
+    def create(
+        self,
+        *,
+        tenant: str,
+        name: str,
+        scopes: Sequence[Scope],
+        rpm: int,
+        tpm: int,
+        priority: int,
+        models: Sequence[str],
+        expires_at: int | None,
+        now: int,
+    ) -> tuple[Key, str]: ...
+    def revoke(self, key_id: str) -> bool: ...
+    def list(self, tenant: str | None = None) -> list[Key]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdminParts:
+    """The parts of a gateway that operators see and change.
+
+    `keys` is None where there is no key file; `running` returns each request that is not over, as its worker and when
+    it began; `decisions` finds records, newest first, by the keywords `model`, `worker` and `request_id` (None for
+    any), at most `limit`; `parse` reads an inference body, given with the id of the request, as the data plane does; `now` is
+    monotonic, `wall` is Unix time, both in seconds.
+    """
+
+    registry: Registry
+    router: Router
+    changes: Changes
+    keys: KeyFile | None
+    running: Callable[[], Iterable[tuple[Worker, float]]]
+    decisions: Callable[..., list[Decision]]
+    parse: Callable[[bytes, str], InferenceRequest]
+    stats: Callable[[], Stats]
+    configuration: Callable[[], Configuration]
+    reload: Callable[[], Awaitable[Reload]]
+    now: Callable[[], float]
+    wall: Callable[[], float]

@@ -1,0 +1,282 @@
+"""The admin API without a socket: calls that are checked, each answer against the OpenAPI document.
+
+`Operator` calls the application as the ASGI bridge does. An answer that the document does not allow fails the test that
+asked for it, so that no test has to think of it. `jsonschema-rs` judges; it comes with the extra `dev`.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import replace
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+
+from pointsman.control.admin import AdminParts, Stats, admin_app, openapi
+from pointsman.control.reload import Configuration, Reload
+from pointsman.domain.explain import Decision
+from pointsman.domain.keys import Key, Principal, Scope
+from pointsman.domain.policy.least_outstanding import LeastOutstanding
+from pointsman.domain.registry import Registry, WorkerReport
+from pointsman.domain.router import Router
+from pointsman.domain.routes import Route, RouteTable
+from pointsman.domain.worker import Worker
+from pointsman.errors import Conflict, EtagMismatch, IfMatchRequired, NotFound
+from pointsman.testing.client import Response
+from pointsman.wire.body import parse_request
+
+__all__ = ["ADMIN", "Operated", "Operator", "call"]
+
+ADMIN = Principal("abcdefghijkl", "ops", frozenset((Scope.ADMIN,)))
+"""Whoever operates the gateway with a key."""
+
+ELSEWHERE = {404, 405}
+"""Statuses of paths and methods that the document does not have."""
+
+
+async def call(
+    app: Any,
+    method: str,
+    target: str | bytes,
+    body: bytes = b"",
+    headers: list[tuple[bytes, bytes]] | None = None,
+    state: dict[str, Any] | None = None,
+) -> Response:
+    """Call an ASGI application with one request, as the bridge does. `target` is a path, escaped, with its query.
+
+    What the application raises is raised here, after it answered.
+    """
+    raw = target.encode() if isinstance(target, str) else target
+    path, _, query = raw.partition(b"?")
+    scope: MutableMapping[str, Any] = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.4"},
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": unquote_to_bytes(path).decode("utf-8", "replace"),
+        "raw_path": path,
+        "query_string": query,
+        "root_path": "",
+        "headers": headers or [],
+        "client": ("127.0.0.1", 40000),
+        "server": ("127.0.0.1", 8080),
+        "state": {} if state is None else state,
+    }
+    came = [{"type": "http.request", "body": body, "more_body": False}]
+    sent: list[MutableMapping[str, Any]] = []
+
+    async def receive() -> MutableMapping[str, Any]:
+        return came.pop() if came else {"type": "http.disconnect"}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    await app(scope, receive, send)
+    start, *parts = sent
+    names = [(name.decode(), value.decode("latin-1")) for name, value in start["headers"]]
+    return Response(start["status"], names, b"".join(each["body"] for each in parts), True)
+
+
+class TempChanges:
+    def __init__(self, registry: Registry, router: Router) -> None:
+        self.registry, self.router, self.lock = registry, router, asyncio.Lock()
+
+    async def put_routes(
+        self, if_match: str | None, routes: Callable[[], Sequence[Route]]
+    ) -> RouteTable:
+        async with self.lock:
+            if if_match is None:
+                raise IfMatchRequired("x")
+            if if_match != self.router.table.etag:
+                raise EtagMismatch("x")
+            self.router.set_routes(routes())
+            return self.router.table
+
+    async def drain(self, model: str, deadline_s: int) -> None:
+        if not any(w.model == model for w in self.registry.snapshot()):
+            raise NotFound("x")
+        self.registry.drain(model)
+
+    async def undrain(self, model: str) -> None:
+        if model not in self.registry.drained and not any(
+            w.model == model for w in self.registry.snapshot()
+        ):
+            raise NotFound("x")
+        self.registry.undrain(model)
+
+    async def put_worker(self, *a: Any, **k: Any) -> bool:
+        raise Conflict("x")
+
+    async def delete_worker(self, worker_id: str) -> None:
+        raise NotFound("x")
+
+
+class TempKeys:
+    def __init__(self) -> None:
+        self.d: dict[str, Key] = {}
+
+    def create(self, *, now: int, **k: Any) -> tuple[Key, str]:
+        i = f"key{len(self.d):09}"
+        self.d[i] = Key(key_id=i, hmac="0" * 64, created_at=now, **k)
+        return self.d[i], "tl_" + i + "_x"
+
+    def revoke(self, i: str) -> bool:
+        return self.d.pop(i, None) is not None
+
+    def list(self, tenant: str | None = None) -> list[Key]:
+        return [k for k in reversed(self.d.values()) if tenant in (None, k.tenant)]
+
+
+class Operated:
+    """The parts of a gateway without its sockets, and the admin application over them.
+
+    The clock stands at `now` (monotonic) and 1,700,000,000 s (Unix) until a test moves it. `live` are the requests in
+    flight, `past` the decisions; `reloaded` is what becomes of the next reload.
+    """
+
+    def __init__(self, *, keys: bool = True) -> None:
+        self.now = 1000.0
+        self.registry = Registry()
+        self.router = Router(self.registry, LeastOutstanding(), RouteTable())
+        self.live: list[tuple[Worker, float]] = []
+        self.past: list[Decision] = []
+        self.searched: dict[str, Any] = {}
+        self.reloaded = Reload(at=1.0, ok=True, trigger="api", message="")
+        self.changes = TempChanges(self.registry, self.router)
+        self.keys = TempKeys() if keys else None
+        self.parts = AdminParts(
+            registry=self.registry,
+            router=self.router,
+            changes=self.changes,
+            keys=self.keys,
+            running=lambda: self.live,
+            decisions=self._decisions,
+            parse=parse_request,
+            stats=self._stats,
+            configuration=self._configuration,
+            reload=self._reload,
+            now=lambda: self.now,
+            wall=lambda: 1_699_999_000.0 + self.now,
+        )
+        self.app = admin_app(self.parts)
+
+    def rebuilt(self, **parts: Any) -> Any:
+        """Return the application with other parts."""
+        return admin_app(replace(self.parts, **parts))
+
+    def beat(self, worker_id: str, model: str = "m", **fields: Any) -> Worker:
+        """Take a heartbeat of a worker and return it."""
+        report = WorkerReport(worker_id, "127.0.0.1:8001", model, **fields)
+        self.registry.beat(report, self.now)
+        return next(each for each in self.registry.snapshot() if each.id == worker_id)
+
+    def _decisions(self, **wanted: Any) -> list[Decision]:
+        self.searched = wanted
+        return self.past
+
+    def _stats(self) -> Stats:
+        return Stats(
+            started_at=1.7e9,
+            now=1_699_999_000.0 + self.now,
+            requests_total=7,
+            errors_total=1,
+            failovers_total=2,
+            first_byte_seconds_sum=0.5,
+            first_byte_count=6,
+            in_flight=len(self.live),
+            workers={"a": 7},
+        )
+
+    def _configuration(self) -> Configuration:
+        return Configuration(
+            source="pointsman.toml",
+            loaded_at=1.7e9,
+            config={"gateway": {"listen": ":8080"}},
+            last_reload=self.reloaded,
+        )
+
+    async def _reload(self) -> Reload:
+        return self.reloaded
+
+
+class Operator:
+    """Calls an admin application as `principal`, None for nobody, and checks every answer."""
+
+    def __init__(self, app: Any, principal: Principal | None = ADMIN) -> None:
+        self.app = app
+        self.principal = principal
+        self.document = openapi()
+
+    async def ask(
+        self, method: str, target: str, body: object = b"", **headers: str | None
+    ) -> Response:
+        """Send one request and return its answer; a body that is no bytes is sent as JSON.
+
+        Headers are keywords with `_` for `-`; those that are None are left out.
+        """
+        data = body if isinstance(body, bytes) else msgspec.json.encode(body)
+        lines = [
+            (name.replace("_", "-").encode(), value.encode())
+            for name, value in headers.items()
+            if value is not None
+        ]
+        state = {"principal": self.principal, "request_id": "req-of-the-test"}
+        response = await call(self.app, method, target, data, lines, state)
+        self._check(method, target, response)
+        return response
+
+    async def get(self, target: str, **headers: str | None) -> Any:
+        """Return the JSON of a good answer to GET."""
+        response = await self.ask("GET", target, **headers)
+        assert response.status == 200, response.body
+        return msgspec.json.decode(response.body)
+
+    def _check(self, method: str, target: str, response: Response) -> None:
+        declared = self._declared(method, target)
+        known = {} if declared is None else declared["responses"]
+        if str(response.status) not in known:
+            assert response.status in ELSEWHERE or (declared is None and response.status < 500), (
+                f"{method} {target} is not declared to answer {response.status}"
+            )
+            assert response.error
+            return
+        answer = known[str(response.status)]
+        for name in answer.get("headers", {}):
+            assert response.header(name.lower()) is not None, f"{name} is missing"
+        if "content" not in answer:
+            assert response.body == b""
+            return
+        assert response.header("content-type") == "application/json"
+        schema = answer["content"]["application/json"]["schema"]
+        self._judge(schema, msgspec.json.decode(response.body))
+
+    def _declared(self, method: str, target: str) -> Mapping[str, Any] | None:
+        path = target.partition("?")[0]
+        for template, methods in self.document["paths"].items():
+            pattern = re.sub(r"\\{\w+\\}", ".+", re.escape(template))
+            operation: Mapping[str, Any] | None = methods.get(
+                "get" if method == "HEAD" else method.lower()
+            )
+            if operation is not None and re.fullmatch(pattern, path):
+                return operation
+        return None
+
+    def _judge(self, schema: dict[str, Any], value: object) -> None:
+        from jsonschema_rs import Draft202012Validator
+
+        # The document lets a newer gateway say more; this one says nothing that is not in it.
+        components = _closed(self.document["components"])
+        Draft202012Validator({**schema, "components": components}).validate(value)
+
+
+def _closed(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {key: _closed(value) for key, value in schema.items()}
+    if isinstance(schema.get("properties"), dict) and "type" in schema:
+        closed.setdefault("additionalProperties", False)
+    return closed

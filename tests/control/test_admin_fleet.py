@@ -1,0 +1,252 @@
+"""Workers, models and drains through the admin API: what the answers say, and every refusal."""
+
+from typing import Any
+
+import pytest
+
+from pointsman.domain.worker import Worker
+from pointsman.testing.admin import Operated, Operator
+
+pytestmark = pytest.mark.anyio
+
+MODELS = [
+    "smol",
+    "org/smol:1b",
+    "a/b/../c",
+    "100%",
+    "50%2F50",
+    "x:drain",
+    ":drain",
+    "größe/模型",
+    "a b?c#d&e=f",
+    "-",
+]
+
+
+@pytest.fixture
+def gateway() -> Operated:
+    return Operated()
+
+
+@pytest.fixture
+def operator(gateway: Operated) -> Operator:
+    return Operator(gateway.app)
+
+
+def escaped(model: str) -> str:
+    """Percent-encode everything that may be encoded, slashes too."""
+    return "".join(f"%{byte:02X}" for byte in model.encode())
+
+
+async def test_admin_routes_workers_drain(gateway: Operated, operator: Operator) -> None:
+    gateway.beat("a")
+    listed = await operator.get("/admin/v1/workers")
+    assert [worker["worker_id"] for worker in listed["data"]] == ["a"]
+    assert listed["route_epoch"] == 1
+
+    routes = {"routes": [{"model": "chat", "backends": [{"model": "m", "weight": 1}]}]}
+    first = await operator.ask("GET", "/admin/v1/routes")
+    assert (first.body, first.header("etag")) == (b'{"route_epoch":1,"routes":[]}', '"routes-1"')
+    refused = await operator.ask("PUT", "/admin/v1/routes", routes)
+    assert (refused.status, refused.error["code"]) == (428, "if_match_required")
+    refused = await operator.ask("PUT", "/admin/v1/routes", routes, if_match='"routes-0"')
+    assert (refused.status, refused.error["code"]) == (412, "etag_mismatch")
+    cascade = {"routes": [{"model": "c", "cascade": [{"model": "s"}, {"model": "l"}]}]}
+    refused = await operator.ask("PUT", "/admin/v1/routes", cascade, if_match='"routes-1"')
+    assert (refused.status, refused.error["param"]) == (400, "routes[0].cascade[0].accept_if")
+    assert gateway.router.table.epoch == 1
+    taken = await operator.ask("PUT", "/admin/v1/routes", routes, if_match='"routes-1"')
+    assert (taken.status, taken.header("etag")) == (200, '"routes-2"')
+    assert (await operator.get("/admin/v1/workers"))["route_epoch"] == 2
+
+    drain = {"deadline_s": 30}
+    gone = await operator.ask("POST", "/admin/v1/models/nobody:drain", drain)
+    assert (gone.status, gone.error["code"], gone.error["param"]) == (404, "not_found", None)
+    begun = await operator.ask("POST", "/admin/v1/models/m:drain", drain)
+    assert begun.status == 202
+    assert b'"model":"m"' in begun.body and b'"workers":1' in begun.body
+    assert not gateway.registry.any_routable()
+
+
+async def test_a_worker_is_shown_with_what_it_reported_and_what_the_gateway_holds(
+    gateway: Operated, operator: Operator
+) -> None:
+    worker = gateway.beat(
+        "a",
+        role="decode",
+        grpc_address="h:1",
+        kv_address="h:2",
+        kv_format=0,
+        queue_depth=3,
+        running=2,
+        kv_free_blocks=5,
+        kv_total_blocks=9,
+        draining=True,
+    )
+    worker.in_flight = 2
+    gateway.live = [(worker, 990.0), (worker, 995.5)]
+    gateway.now = 1001.25
+    gateway.registry.drain("m")
+    (shown,) = (await operator.get("/admin/v1/workers"))["data"]
+    assert shown == {
+        "worker_id": "a",
+        "role": "decode",
+        "model": "m",
+        "http_address": "127.0.0.1:8001",
+        "grpc_address": "h:1",
+        "kv_address": "h:2",
+        "kv_format": 1,
+        "queue_depth": 3,
+        "running": 2,
+        "kv_free_blocks": 5,
+        "kv_total_blocks": 9,
+        "draining": True,
+        "last_heartbeat_unix_ms": 1_700_000_000_000,
+        "static": False,
+        "drained": True,
+        "in_flight": 2,
+        "load": 5,
+        "requests_left": 2,
+        "oldest_request_s": 11.25,
+    }
+
+
+async def test_a_static_worker_was_never_heard_of(gateway: Operated, operator: Operator) -> None:
+    gateway.registry.add(Worker("s", model="m", http_address="h:1"))
+    (shown,) = (await operator.get("/admin/v1/workers"))["data"]
+    assert (shown["static"], shown["last_heartbeat_unix_ms"]) == (True, 0)
+    assert (shown["requests_left"], shown["oldest_request_s"]) == (0, None)
+
+
+async def test_workers_are_listed_by_model_and_only_while_they_live(
+    gateway: Operated, operator: Operator
+) -> None:
+    gateway.beat("b", "n")
+    gateway.beat("a", "m")
+    assert [w["worker_id"] for w in (await operator.get("/admin/v1/workers"))["data"]] == ["a", "b"]
+    listed = await operator.get("/admin/v1/workers?model=n&colour=red")
+    assert [worker["worker_id"] for worker in listed["data"]] == ["b"]
+    gateway.now += gateway.registry.lifetime_s
+    assert (await operator.get("/admin/v1/workers"))["data"] == []
+
+
+async def test_requests_of_a_worker_that_is_gone_are_still_left(
+    gateway: Operated, operator: Operator
+) -> None:
+    worker = gateway.beat("a")
+    gateway.live = [(worker, 999.0)]
+    gateway.now += gateway.registry.lifetime_s
+    assert await operator.get("/admin/v1/models") == {
+        "data": [
+            {
+                "model": "m",
+                "drained": False,
+                "workers": 0,
+                "routable": 0,
+                "requests_left": 1,
+                "oldest_request_s": 7.0,
+            }
+        ]
+    }
+
+
+async def test_models_are_those_of_workers_of_drains_and_of_requests(
+    gateway: Operated, operator: Operator
+) -> None:
+    gateway.beat("a", "m")
+    gateway.beat("b", "m", role="prefill")
+    gateway.beat("c", "m", draining=True)
+    gateway.registry.drain("z")
+    models = (await operator.get("/admin/v1/models"))["data"]
+    assert [(m["model"], m["workers"], m["routable"], m["drained"]) for m in models] == [
+        ("m", 3, 2, False),
+        ("z", 0, 0, True),
+    ]
+    assert await operator.get("/admin/v1/models/m") == models[0]
+    assert (await operator.ask("GET", "/admin/v1/models/x")).error["code"] == "not_found"
+
+
+@pytest.mark.parametrize("model", MODELS)
+async def test_a_model_of_any_name_is_shown_drained_and_taken_back(
+    gateway: Operated, operator: Operator, model: str
+) -> None:
+    gateway.beat("a", model)
+    path = f"/admin/v1/models/{escaped(model)}"
+    assert (await operator.get(path))["model"] == model
+    begun = await operator.ask("POST", f"{path}:drain", {"deadline_s": 0})
+    assert begun.status == 202
+    assert gateway.registry.drained == {model}
+    assert (await operator.get(path))["drained"] is True
+    again = await operator.ask("POST", f"{path}:undrain")
+    assert again.status == 200
+    assert gateway.registry.drained == frozenset()
+
+
+async def test_a_slash_in_a_model_may_stand_as_it_is(gateway: Operated, operator: Operator) -> None:
+    gateway.beat("a", "org/smol:1b")
+    begun = await operator.ask("POST", "/admin/v1/models/org/smol:1b:drain", {"deadline_s": 3600})
+    assert begun.status == 202
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b"30",
+        b"{}",
+        b'{"deadline_s":null}',
+        b'{"deadline_s":true}',
+        b'{"deadline_s":"30"}',
+        b'{"deadline_s":30.0}',
+        b'{"deadline_s":-1}',
+        b'{"deadline_s":3601}',
+        b'{"deadline_s":1e400}',
+        b'{"deadline_s":NaN}',
+        b'{"deadline_s":' + b"9" * 5000 + b"}",
+        b'{"x":' + b"[" * 100_000,
+        b"\xff\xfe",
+    ],
+)
+async def test_a_drain_without_a_deadline_is_refused_and_changes_nothing(
+    gateway: Operated, operator: Operator, body: bytes
+) -> None:
+    gateway.beat("a")
+    refused = await operator.ask("POST", "/admin/v1/models/m:drain", body)
+    assert (refused.status, refused.error["param"]) == (400, "deadline_s")
+    assert gateway.registry.drained == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("DELETE", "/admin/v1/models/m:drain"),
+        ("PUT", "/admin/v1/models/m:undrain"),
+        ("GET", "/admin/v1/models/m:drain"),
+        ("POST", "/admin/v1/models/:drain"),
+        ("POST", "/admin/v1/models/m:drain/"),
+        ("POST", "/admin/v1/models/m:drain%0A"),
+        ("POST", "/admin/v1/models/m:Drain"),
+        ("POST", "/admin/v1/models:drain"),
+        ("POST", "/admin/v1/models/m"),
+    ],
+)
+async def test_a_drain_by_another_path_or_method_is_not_found(
+    gateway: Operated, operator: Operator, method: str, path: str
+) -> None:
+    gateway.beat("a")
+    refused = await operator.ask(method, path, {"deadline_s": 1})
+    assert (refused.status, refused.error["code"]) == (404, "not_found")
+    assert gateway.registry.drained == frozenset()
+
+
+async def test_undrain_needs_no_body_and_reads_none(gateway: Operated, operator: Operator) -> None:
+    gateway.beat("a")
+    gateway.registry.drain("m")
+    bodies: list[Any] = [b"", b"{", {"deadline_s": 1}]
+    for body in bodies:
+        taken = await operator.ask("POST", "/admin/v1/models/m:undrain", body)
+        assert taken.status == 200
+    assert gateway.registry.drained == frozenset()
