@@ -19,14 +19,24 @@ LAYERS: dict[str, set[str]] = {
     "wire": {"domain", "errors", "httptools", "msgspec"},
     "flow": {"wire", "domain", "errors", "msgspec"},
     # The sockets of the data path.
-    "net": {"flow", "wire", "domain", "errors", "httptools", "msgspec"},
+    "net": {"certificates", "flow", "wire", "domain", "errors", "httptools", "msgspec"},
     # Beside it: they share objects with the data path, and none of its code.
-    "control": {"domain", "errors", "proto", "google", "grpc", "msgspec", "starlette"},
+    "control": {
+        "certificates",
+        "domain",
+        "errors",
+        "proto",
+        "google",
+        "grpc",
+        "msgspec",
+        "starlette",
+    },
     "observe": {"flow", "domain", "msgspec", "opentelemetry", "prometheus_client"},
-    "config": {"domain", "errors", "msgspec"},
+    "config": {"certificates", "domain", "errors", "msgspec"},
+    "certificates": set(),
     "proto": {"grpc_tools"},
     # On top: they put the parts together.
-    "app": {"config", "control", "domain", "errors", "net", "observe", "uvloop"},
+    "app": {"certificates", "config", "control", "domain", "errors", "net", "observe", "uvloop"},
     "cli_config": {"config", "typer"},
     "cli_operator": {"domain", "remote", "msgspec", "rich", "typer"},
     "cli": {"app", "cli_config", "cli_operator", "config", "demo", "engine", "rich", "typer"},

@@ -335,14 +335,33 @@ ADDRESS = "expected host:port, :port or [IPv6]:port"
             'gateway.route_policy = "afinity": no such policy; the nearest valid name is affinity '
             "(of affinity, least_outstanding, power_of_two, weighted)",
         ),
-        # workers
+        # certificates
+        ('tls_cert = "c"', 'gateway.tls_key = "": needed beside tls_cert'),
+        ('tls_key = "k"', 'gateway.tls_key = "k": of no use without tls_cert'),
+        ('tls_client_ca = "ca"', 'gateway.tls_client_ca = "ca": of no use without tls_cert'),
         (
-            WORKER.replace("http:", "https:"),
-            'gateway.workers[0].url = "https://h:8000": https towards engines is not served by this version',
+            'registry_tls_cert = "c"',
+            'gateway.registry_tls_key = "": needed beside registry_tls_cert',
         ),
         (
+            'registry_client_ca = "ca"',
+            'gateway.registry_client_ca = "ca": of no use without registry_tls_cert',
+        ),
+        ('upstream_cert = "c"', 'gateway.upstream_key = "": needed beside upstream_cert'),
+        (
+            'upstream_ca = "no/such/ca.pem"',
+            'gateway.upstream_ca = "no/such/ca.pem": No such file or directory',
+        ),
+        # workers
+        (
             WORKER.replace("http://h", "h"),
-            'gateway.workers[0].url = "h:8000": expected http://host:port or http://host:port/path',
+            'gateway.workers[0].url = "h:8000": expected http:// or https://, '
+            "then host:port or host:port/path",
+        ),
+        (
+            WORKER.replace("http:", "grpc:"),
+            'gateway.workers[0].url = "grpc://h:8000": expected http:// or https://, '
+            "then host:port or host:port/path",
         ),
         (
             WORKER.replace("h:8000", "h:8000/?x=1"),
@@ -558,6 +577,8 @@ def test_an_address_is_parsed_and_written_again(
         ("http://h", "h:80", ""),
         ("http://h:8000/a/b/", "h:8000", "/a/b"),
         ("http://[::1]:8000", "[::1]:8000", ""),
+        ("https://h", "https://h:443", ""),
+        ("https://[::1]:8000/a/", "https://[::1]:8000", "/a"),
     ],
 )
 def test_a_static_worker_is_a_worker_that_never_expires(
@@ -567,6 +588,7 @@ def test_a_static_worker_is_a_worker_that_never_expires(
     assert (worker.http_address, worker.base_path) == (address, base_path)
     assert (worker.id, worker.model, worker.role, worker.static) == ("a", "m", Role.UNIFIED, True)
     assert worker.kv_total_blocks == 3
+    assert worker.tls is url.startswith("https")
 
 
 # ------------------------------------------------------------------ what is printed

@@ -5,8 +5,8 @@ documentation. `load` reads TOML, environment and `--set`, and refuses whatever 
 not allow with a message that names the key, what is wrong and what would be right. `schema` and
 `reference` print the same declaration for machines and for people.
 
-It opens no socket, reads no file that an option names, and does not build the gateway: that is
-`pointsman.app`.
+It opens no socket, reads none of the files that options name but certificates, and does not build
+the gateway: that is `pointsman.app`.
 """
 
 import difflib
@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta, Struct, inspect
 
+from pointsman.certificates import Pem, TlsError, TlsFiles
 from pointsman.domain.policy import ENTRY_POINTS, POLICIES
 from pointsman.domain.registry import InvalidReport, Registry
 from pointsman.domain.routes import Backend, Route, RouteTable, Step
@@ -37,10 +38,12 @@ __all__ = [
     "GatewayConfig",
     "Mount",
     "StaticWorker",
+    "Tls",
     "changed_options",
     "load",
     "reference",
     "schema",
+    "tls_files",
 ]
 
 S = TypeVar("S", bound=Struct)
@@ -124,7 +127,12 @@ class StaticWorker(Struct, frozen=True, forbid_unknown_fields=True):
     """An engine that sends no heartbeats: it counts as alive as long as the gateway runs."""
 
     id: Annotated[str, _option("Name of the worker, unique.", min_length=1)]
-    url: Annotated[str, _option("Where its OpenAI surface is: `http://host:port`, or with a path.")]
+    url: Annotated[
+        str,
+        _option(
+            "Where its OpenAI surface is: `http://host:port` or `https://host:port`, or with a path."
+        ),
+    ]
     model: Annotated[str, _option("Id of the model that it serves.", min_length=1)]
     role: Annotated[Role, _option("What it can be asked to do.")] = Role.UNIFIED
     capacity: Annotated[int, _option("Its weight for the `weighted` policy.", ge=1)] = 1
@@ -138,17 +146,17 @@ class StaticWorker(Struct, frozen=True, forbid_unknown_fields=True):
         '/x'
         """
         url = urlsplit(self.url)
-        if url.scheme == "https":
-            raise ValueError("https towards engines is not served by this version")
-        if url.scheme != "http" or not url.hostname:
-            raise ValueError("expected http://host:port or http://host:port/path")
+        tls = url.scheme == "https"
+        if not (tls or url.scheme == "http") or not url.hostname:
+            raise ValueError("expected http:// or https://, then host:port or host:port/path")
         if url.query or url.fragment or "@" in url.netloc or re.search(r"\s", self.url):
             raise ValueError("only a host, a port and a path can stand in it")
         host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
         return Worker(
             self.id,
             model=self.model,
-            http_address=f"{host}:{url.port or 80}",
+            http_address=f"https://{host}:{url.port or 443}" if tls else f"{host}:{url.port or 80}",
+            tls=tls,
             base_path=url.path.rstrip("/"),
             role=self.role,
             kv_total_blocks=self.capacity,
@@ -183,7 +191,7 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
         str, _option("Address for /healthz, /readyz and /metrics.", restart=True)
     ] = ":9464"
     registry_listen: Annotated[
-        str, _option("Address for the heartbeats of engines (plaintext gRPC).", restart=True)
+        str, _option("Address for the heartbeats of engines (gRPC).", restart=True)
     ] = ":50060"
     allow_unauthenticated: Annotated[
         bool,
@@ -663,6 +671,10 @@ def _check(gateway: GatewayConfig, origin: Mapping[str, str]) -> None:
             "route_policy",
             f"no such policy; the nearest valid name is {nearest} (of {', '.join(policies)})",
         )
+    try:
+        _check_tls(gateway)
+    except TlsError as error:
+        raise refuse(error.pem.option, error.why) from None
     _check_paths(gateway.paths)
     _check_mounts(gateway)
     _check_workers(gateway.workers)
@@ -675,6 +687,34 @@ def _check(gateway: GatewayConfig, origin: Mapping[str, str]) -> None:
             'loopback address such as "127.0.0.1:8080", give it keys with gateway.keys_file, or say '
             "that this is wanted with gateway.allow_unauthenticated = true",
         )
+
+
+class Tls(NamedTuple):
+    """The files of the three sides that may speak TLS."""
+
+    api: TlsFiles
+    registry: TlsFiles
+    upstream: TlsFiles
+
+
+def tls_files(gateway: GatewayConfig) -> Tls:
+    """Return which files the options name; nothing is read."""
+
+    def files(*options: str) -> TlsFiles:
+        return TlsFiles(*(Pem(option, getattr(gateway, option)) for option in options))
+
+    return Tls(
+        api=files("tls_cert", "tls_key", "tls_client_ca"),
+        registry=files("registry_tls_cert", "registry_tls_key", "registry_client_ca"),
+        upstream=files("upstream_cert", "upstream_key", "upstream_ca"),
+    )
+
+
+def _check_tls(gateway: GatewayConfig) -> None:
+    sides = tls_files(gateway)
+    sides.api.check(server=True)
+    sides.registry.check(server=True)
+    sides.upstream.check(server=False)
 
 
 def _check_paths(paths: Sequence[str]) -> None:
