@@ -71,7 +71,8 @@ async def test_only_the_very_tag_of_the_table_in_force_changes_it(
     gateway: Operated, operator: Operator, if_match: str
 ) -> None:
     # The body is not looked at before.
-    for body in ({"routes": []}, b"{"):
+    bodies: list[Any] = [{"routes": []}, b"{"]
+    for body in bodies:
         refused = await operator.ask("PUT", PATH, body, if_match=if_match)
         assert (refused.status, refused.error["code"]) == (412, "etag_mismatch")
     assert gateway.router.table.epoch == 1

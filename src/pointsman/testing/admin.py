@@ -13,6 +13,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
+from pointsman.config import StaticWorker
 from pointsman.control.admin import AdminParts, Stats, admin_app, openapi
 from pointsman.control.reload import Configuration, Reload
 from pointsman.domain.explain import Decision
@@ -21,8 +22,8 @@ from pointsman.domain.policy.least_outstanding import LeastOutstanding
 from pointsman.domain.registry import Registry, WorkerReport
 from pointsman.domain.router import Router
 from pointsman.domain.routes import Route, RouteTable
-from pointsman.domain.worker import Worker
-from pointsman.errors import Conflict, EtagMismatch, IfMatchRequired, NotFound
+from pointsman.domain.worker import Role, Worker
+from pointsman.errors import BadRequest, Conflict, EtagMismatch, IfMatchRequired, NotFound
 from pointsman.testing.client import Response
 from pointsman.wire.body import parse_request
 
@@ -106,8 +107,21 @@ class TempChanges:
             raise NotFound("x")
         self.registry.undrain(model)
 
-    async def put_worker(self, *a: Any, **k: Any) -> bool:
-        raise Conflict("x")
+    async def put_worker(
+        self, worker_id: str, *, url: str, model: str, role: Role, capacity: int
+    ) -> bool:
+        known = {w.id: w for w in self.registry.snapshot()}.get(worker_id)
+        if known is not None and not known.static:
+            raise Conflict("x")
+        try:
+            worker = StaticWorker(
+                id=worker_id, url=url, model=model, role=role, capacity=capacity
+            ).worker()
+            if known is None:
+                self.registry.add(worker)
+        except ValueError as error:
+            raise BadRequest(str(error), param="url") from None
+        return known is None
 
     async def delete_worker(self, worker_id: str) -> None:
         raise NotFound("x")

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from pointsman.control.admin.endpoint import Answer, Body, Call, endpoint
 from pointsman.control.admin.parts import AdminParts
@@ -65,7 +65,11 @@ async def put_worker(call: Call, worker_id: str, body: Body[WorkerRequest]) -> A
     201 for a new one. A worker that announces itself cannot be changed here: its engine would say otherwise with the
     next heartbeat. With a new address it is a new worker, and the requests of the former one end where they are.
     """
-    raise NotImplementedError
+    wanted = body.read()
+    parts = call.parts
+    is_new = await parts.changes.put_worker(worker_id, **structs.asdict(wanted))
+    worker = next(each for each in _live(parts) if each.id == worker_id)
+    return Answer(_worker_state(parts, worker, _Left(parts)), 201 if is_new else 200, {})
 
 
 @endpoint(

@@ -19,6 +19,7 @@ from pointsman.errors import (
     InsufficientScope,
     InternalError,
     InvalidKey,
+    NotFound,
 )
 
 __all__ = ["document"]
@@ -65,6 +66,8 @@ def document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
 def _errors(endpoint: Endpoint) -> list[type[GatewayError]]:
     """Return every refusal that an endpoint can answer with, by status."""
     found = {InvalidKey, InsufficientScope, InternalError, *endpoint.errors}
+    if endpoint.path_names:
+        found.add(NotFound)
     if endpoint.query is not None:
         found.add(BadRequest)
     if endpoint.body is not None:

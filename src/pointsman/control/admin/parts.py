@@ -12,25 +12,48 @@ from pointsman.domain.registry import Registry
 from pointsman.domain.request import InferenceRequest
 from pointsman.domain.router import Router
 from pointsman.domain.routes import Route, RouteTable
-from pointsman.domain.worker import Worker
+from pointsman.domain.worker import Role, Worker
 
 __all__ = ["AdminParts", "Changes", "KeyFile"]
 
 
 class Changes(Protocol):
-    """TEMP."""
+    """Makes the changes of operators, one at a time; each is durable before it takes effect.
+
+    Every method raises `StateUnavailable` where a change cannot be kept; it is not made then.
+    """
 
     async def put_routes(
         self, if_match: str | None, routes: Callable[[], Sequence[Route]]
-    ) -> RouteTable: ...
-    async def drain(self, model: str, deadline_s: int) -> None: ...
-    async def undrain(self, model: str) -> None: ...
-    async def put_worker(self, worker: Worker) -> bool: ...
-    async def delete_worker(self, worker_id: str) -> None: ...
+    ) -> RouteTable:
+        """Replace the route table by what `routes` returns, if `if_match` is the tag of the one in force.
+
+        Raises `IfMatchRequired`, `EtagMismatch`, then what `routes` raises, then `InvalidRoutes`.
+        """
+
+    async def drain(self, model: str, deadline_s: int) -> None:
+        """Stop routing to a model, and pass the deadline (seconds) on.
+
+        Raises `NotFound` for a model without a live worker.
+        """
+
+    async def undrain(self, model: str) -> None:
+        """Take a drain back. Raises `NotFound` for a model that is not drained and has no live worker."""
+
+    async def put_worker(
+        self, worker_id: str, *, url: str, model: str, role: Role, capacity: int
+    ) -> bool:
+        """Add or change a static worker and tell whether it is new.
+
+        Raises `BadRequest` with `param`, and `Conflict` for one that announces itself.
+        """
+
+    async def delete_worker(self, worker_id: str) -> None:
+        """Remove a static worker. Raises `NotFound`, and `Conflict` for one that announces itself."""
 
 
 class KeyFile(Protocol):
-    """TEMP."""
+    """Keeps the keys. Every method raises `StateUnavailable` where the file cannot be used."""
 
     def create(
         self,
@@ -44,19 +67,24 @@ class KeyFile(Protocol):
         models: Sequence[str],
         expires_at: int | None,
         now: int,
-    ) -> tuple[Key, str]: ...
-    def revoke(self, key_id: str) -> bool: ...
-    def list(self, tenant: str | None = None) -> list[Key]: ...
+    ) -> tuple[Key, str]:
+        """Make a key at `now` (Unix seconds) and return its record and its text."""
+
+    def revoke(self, key_id: str) -> bool:
+        """Revoke a key and tell whether there is one of that id."""
+
+    def list(self, tenant: str | None = None) -> list[Key]:
+        """Return the keys, newest first; those of one tenant if it is given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminParts:
     """The parts of a gateway that operators see and change.
 
-    `keys` is None where there is no key file; `running` returns each request that is not over, as its worker and when
-    it began; `decisions` finds records, newest first, by the keywords `model`, `worker` and `request_id` (None for
-    any), at most `limit`; `parse` reads an inference body, given with the id of the request, as the data plane does; `now` is
-    monotonic, `wall` is Unix time, both in seconds.
+    `keys` is None where there is no key file. `running` returns each request that is not over, as its worker and when
+    it began. `decisions` finds records, newest first, by the keywords `model`, `worker` and `request_id` (None for
+    any), at most `limit`. `parse` reads an inference body, given with the id of the request, as the data plane does.
+    `reload` returns what became of it, whatever that is. `now` is monotonic, `wall` is Unix time, both in seconds.
     """
 
     registry: Registry
