@@ -48,7 +48,7 @@ def reference(document: dict[str, Any]) -> str:
         for method, operation in methods.items():
             if operation["tags"][0] != tag:
                 tag = operation["tags"][0]
-                lines.append(f"## {tag.capitalize()}\n")
+                lines.append(f"## Endpoints: {tag}\n")
             lines += _operation(f"{method.upper()} {path}", operation)
     lines.append("## Shapes\n")
     for name, schema in document["components"]["schemas"].items():
