@@ -177,14 +177,16 @@ class Ring:
         """
         names = self._names
         start = self._at(position)
-        found: list[str] = []
+        found: dict[
+            str, None
+        ] = {}  # a set that keeps its order: all of a large ring may be asked for
         for index in range(start - len(names), start):
             name = names[index]
             if name in among and name not in found:
-                found.append(name)
+                found[name] = None
                 if len(found) == count:
                     break
-        return found
+        return list(found)
 
     def _at(self, position: int) -> int:
         index = bisect_left(self._positions, position)

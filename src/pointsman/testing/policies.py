@@ -5,7 +5,8 @@
 
 What it demands is the contract of `pointsman.domain.policy.Policy`: a pick is one of the given workers, for any number
 of them and any loads, through every change of membership; workers are left as they are; equal input gives equal picks;
-and the requests are spread no worse than blind chance would. It does not judge how good a policy is beyond that.
+and the requests are spread no worse than blind chance would. A policy that has `consider` must mean what it says: its
+next pick is the one it named, and considering changes nothing. It does not judge how good a policy is beyond that.
 """
 
 import math
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Literal
 
 from pointsman.domain.policy import Policy
+from pointsman.domain.policy.consideration import Considers
 from pointsman.domain.request import InferenceRequest
 from pointsman.domain.worker import Worker, load_of
 
@@ -58,7 +60,8 @@ def check_policy(
         _check_total(factory(), size)
     _check_membership(factory())
     if picks == "deterministic":
-        _check_determinism(factory(), factory())
+        _check_determinism(factory(), factory(), considering=False)
+        _check_determinism(factory(), factory(), considering=True)
     for size in SIZES:
         _check_spread(factory(), size, bound)
 
@@ -99,12 +102,18 @@ def _check_membership(policy: Policy) -> None:
             _pick(policy, given, request)
 
 
-def _check_determinism(one: Policy, other: Policy) -> None:
+def _check_determinism(one: Policy, other: Policy, *, considering: bool) -> None:
+    # One of them is also asked what it thinks: if that changes anything, the two part ways.
     fleets = [_fleet(5), _fleet(5)]
+    what = (
+        "considering changed the picks that follow"
+        if considering
+        else "equal input gave different picks"
+    )
     for request in _requests(200, "twice"):
-        a, why_a = _pick(one, fleets[0], request)
-        b, why_b = _pick(other, fleets[1], request)
-        _demand((a.id, why_a) == (b.id, why_b), "equal input gave different picks")
+        a, why_a = _pick(one, fleets[0], request, considering=considering)
+        b, why_b = _pick(other, fleets[1], request, considering=False)
+        _demand((a.id, why_a) == (b.id, why_b), what)
         a.in_flight += 1
         b.in_flight += 1
 
@@ -113,7 +122,7 @@ def _check_spread(policy: Policy, size: int, bound: Callable[[int, int], float])
     workers = _fleet(size)
     count = REQUESTS_PER_WORKER * size
     for request in _requests(count, f"spread-{size}"):
-        worker, _ = _pick(policy, workers, request)
+        worker, _ = _pick(policy, workers, request, considering=False)
         worker.in_flight += 1
     fullest = max(worker.in_flight for worker in workers)
     most = bound(count, size)
@@ -124,17 +133,35 @@ def _check_spread(policy: Policy, size: int, bound: Callable[[int, int], float])
 
 
 def _pick(
-    policy: Policy, workers: tuple[Worker, ...], request: InferenceRequest
+    policy: Policy,
+    workers: tuple[Worker, ...],
+    request: InferenceRequest,
+    *,
+    considering: bool = True,
 ) -> tuple[Worker, str]:
     def load(worker: Worker) -> int:
         _demand(any(worker is given for given in workers), "asked for the load of another worker")
         return load_of(worker)
 
     before = [_state(worker) for worker in workers]
+    seen = None
+    if considering and isinstance(policy, Considers):
+        seen = policy.consider(workers, load, request)
+        _demand(seen == policy.consider(workers, load, request), "considering twice differs")
+        _demand(
+            len(seen.scores) == len(seen.notes) == len(workers),
+            "scores and notes are not parallel to the workers",
+        )
+        _demand(before == [_state(given) for given in workers], "considering changed a worker")
     worker, reason = policy.pick(workers, load, request)
     _demand(any(worker is given for given in workers), f"picked {worker!r}, not one of {workers}")
     _demand(before == [_state(given) for given in workers], "a worker was changed")
     _demand(reason.isidentifier(), f"the reason {reason!r} is not one word")
+    if seen is not None and seen.pick is not None:
+        _demand(
+            worker is seen.pick and reason == seen.reason,
+            f"considered {seen.pick!r} for {seen.reason}, then picked {worker!r} for {reason}",
+        )
     return worker, reason
 
 

@@ -3,6 +3,9 @@
 A policy is one synchronous function over an immutable tuple. It may keep counters of its own; it may not sleep, log, do
 I/O, or change a worker. What a worker's load is comes in as a function, so a new measure of load is no new policy.
 
+A policy may also say what it thinks, for explanations: see `pointsman.domain.policy.consideration`. What an explanation
+calls it is its attribute `name`, else the name of its class.
+
 To write one, see docs/policies.md; to test it, `pointsman.testing.policies.check_policy`.
 """
 

@@ -10,8 +10,9 @@ from bisect import bisect_left
 from collections.abc import Callable
 from functools import lru_cache
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
+from pointsman.domain.policy.consideration import Consideration
 from pointsman.domain.ring import Ring, bounded_cap, hash64
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ class Affinity:
     """The ring with bounded loads; `load_factor` is c, at least 1 (less counts as 1)."""
 
     __slots__ = ("_fleets", "_kept", "_latest", "_load_factor", "_rings")
+
+    name: ClassVar[str] = "affinity"
 
     def __init__(self, load_factor: float = 1.25) -> None:
         self._load_factor = load_factor
@@ -98,6 +101,47 @@ class Affinity:
         loads = {worker.id: load(worker) for worker in workers}
         chosen = fleet.ring.place(_key_position(key), loads, self._load_factor)[1]
         return workers[_index_of(workers, chosen)], "load"
+
+    def consider(
+        self,
+        workers: "tuple[Worker, ...]",
+        load: "Callable[[Worker], int]",
+        request: "InferenceRequest",
+    ) -> Consideration:
+        """Return the next pick; a score is a worker's place clockwise from the prefix, 0 for its owner.
+
+        >>> from pointsman.domain.request import InferenceRequest
+        >>> from pointsman.domain.worker import Worker, load_of
+        >>> fleet = tuple(Worker(name, model="m", http_address="127.0.0.1:8001") for name in "abcd")
+        >>> fleet[3].in_flight = 3
+        >>> seen = Affinity().consider(fleet, load_of, InferenceRequest("m", "r1", prompt=b'"once"'))
+        >>> seen.scores, seen.notes[3]
+        ((1.0, 3.0, 2.0, 0.0), 'owner; full, the cap is 2')
+        """
+        ids = {worker.id for worker in workers}
+        twin = Affinity(self._load_factor)
+        # A ring that has them all answers for them as it is; any other would be changed by the pick.
+        twin._rings = [ring for ring in self._rings if all(name in ring for name in ids)]
+        pick, reason = twin.pick(workers, load, request)
+        position = hash64(request.prefix_key)
+        order = twin._latest.ring.clockwise(position, ids, len(workers))
+        places = {name: place for place, name in enumerate(order)}
+        total = sum([load(worker) for worker in workers])
+        cap = bounded_cap(total, len(workers), self._load_factor)
+        notes = []
+        for worker in workers:
+            words = ["owner"] if places[worker.id] == 0 else []
+            if load(worker) >= cap:
+                words.append(f"full, the cap is {cap}")
+            notes.append("; ".join(words))
+        return Consideration(
+            pick=pick,
+            reason=reason,
+            scores=tuple([float(places[worker.id]) for worker in workers]),
+            notes=tuple(notes),
+            rule=f"the first clockwise from the prompt's beginning with a load below {cap} wins",
+            repeatable=True,
+        )
 
     def _fleet_of(self, workers: "tuple[Worker, ...]") -> _Fleet:
         fleet = self._fleets.get(id(workers))

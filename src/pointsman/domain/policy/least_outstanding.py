@@ -5,7 +5,9 @@ It looks at every candidate once.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
+
+from pointsman.domain.policy.consideration import Consideration
 
 if TYPE_CHECKING:
     from pointsman.domain.request import InferenceRequest
@@ -18,6 +20,8 @@ class LeastOutstanding:
     """The minimum load; among equals the smallest id, or the smallest `rank` of the id where one is given."""
 
     __slots__ = ("_rank",)
+
+    name: ClassVar[str] = "least_outstanding"
 
     def __init__(self, rank: Callable[[str], int] | None = None) -> None:
         self._rank = rank
@@ -47,3 +51,29 @@ class LeastOutstanding:
             elif rank is not None and candidate == least and rank(worker.id) < rank(best.id):
                 best = worker
         return best, "load"
+
+    def consider(
+        self,
+        workers: "tuple[Worker, ...]",
+        load: "Callable[[Worker], int]",
+        request: "InferenceRequest",
+    ) -> Consideration:
+        """Return the next pick; the scores are the loads.
+
+        >>> from pointsman.domain.request import InferenceRequest
+        >>> from pointsman.domain.worker import Worker, load_of
+        >>> a = Worker("a", model="m", http_address="127.0.0.1:8001", queue_depth=2)
+        >>> b = Worker("b", model="m", http_address="127.0.0.1:8002", queue_depth=1)
+        >>> LeastOutstanding().consider((a, b), load_of, InferenceRequest("m", "r1")).scores
+        (2.0, 1.0)
+        """
+        pick, reason = self.pick(workers, load, request)
+        ties = "the smallest id" if self._rank is None else "this process's own order"
+        return Consideration(
+            pick=pick,
+            reason=reason,
+            scores=tuple([float(load(worker)) for worker in workers]),
+            notes=("",) * len(workers),
+            rule=f"the lowest load wins, {ties} among equals",
+            repeatable=True,
+        )

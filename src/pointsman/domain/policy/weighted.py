@@ -8,7 +8,9 @@ Source: the smooth weighted round robin of nginx (2012).
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
+
+from pointsman.domain.policy.consideration import Consideration
 
 if TYPE_CHECKING:
     from pointsman.domain.request import InferenceRequest
@@ -29,6 +31,8 @@ class Weighted:
     """
 
     __slots__ = ("_former", "_present", "_rank")
+
+    name: ClassVar[str] = "weighted"
 
     def __init__(self, rank: Callable[[str], int] | None = None) -> None:
         self._rank = rank
@@ -75,3 +79,34 @@ class Weighted:
                 best = worker
         counters[best.id] -= total
         return best, "load"
+
+    def consider(
+        self,
+        workers: "tuple[Worker, ...]",
+        load: "Callable[[Worker], int]",
+        request: "InferenceRequest",
+    ) -> Consideration:
+        """Return whose turn is next; the scores are the counters grown by the weights, before the winner pays.
+
+        >>> from pointsman.domain.request import InferenceRequest
+        >>> from pointsman.domain.worker import Worker, load_of
+        >>> big = Worker("big", model="m", http_address="127.0.0.1:8001", kv_total_blocks=3)
+        >>> small = Worker("small", model="m", http_address="127.0.0.1:8002", kv_total_blocks=1)
+        >>> policy, request = Weighted(), InferenceRequest("m", "r1")
+        >>> _ = policy.pick((big, small), load_of, request)
+        >>> policy.consider((big, small), load_of, request).scores
+        (2.0, 2.0)
+        """
+        twin = Weighted(self._rank)
+        twin._present, twin._former = self._present.copy(), self._former
+        pick, reason = twin.pick(workers, load, request)
+        weights = [max(worker.kv_total_blocks, 1) for worker in workers]
+        twin._present[pick.id] += sum(weights)
+        ties = "the smallest id" if self._rank is None else "this process's own order"
+        return Consideration(
+            pick=pick,
+            reason=reason,
+            scores=tuple([float(twin._present[worker.id]) for worker in workers]),
+            notes=tuple([f"weight {weight}" for weight in weights]),
+            rule=f"the highest counter wins and pays {sum(weights)}, {ties} among equals",
+        )
