@@ -4,8 +4,10 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from pointsman.domain.policy import Policy
+from pointsman.domain.policy.consideration import Consideration
 from pointsman.domain.request import InferenceRequest
 from pointsman.domain.worker import Worker
 from pointsman.testing.policies import chance_bound, check_policy
@@ -67,6 +69,52 @@ class Pair(Turns):
         return min(first, second, key=load), "load"
 
 
+class Thoughtful(Turns):
+    """Says truly whose turn is next; the base of those that do not."""
+
+    def consider(self, workers: Workers, load: Load, request: InferenceRequest) -> Consideration:
+        n = len(workers)
+        pick = workers[(self.count + 1) % n]
+        return Consideration(pick=pick, reason="turn", scores=(None,) * n, notes=("",) * n)
+
+
+class Mistaken(Thoughtful):
+    def consider(self, workers: Workers, load: Load, request: InferenceRequest) -> Consideration:
+        return replace(super().consider(workers, load, request), pick=workers[0])
+
+
+class Misspoken(Thoughtful):
+    def consider(self, workers: Workers, load: Load, request: InferenceRequest) -> Consideration:
+        return replace(super().consider(workers, load, request), reason="load")
+
+
+class Spendthrift(Thoughtful):
+    """Takes a turn whenever it is asked."""
+
+    def consider(self, workers: Workers, load: Load, request: InferenceRequest) -> Consideration:
+        self.count += 1
+        return super().consider(workers, load, request)
+
+
+class Sly(Thoughtful):
+    """Takes a turn when asked, and names no pick that could be held against it."""
+
+    def consider(self, workers: Workers, load: Load, request: InferenceRequest) -> Consideration:
+        self.count += 1
+        return replace(super().consider(workers, load, request), pick=None)
+
+
+class Short(Thoughtful):
+    def consider(self, workers: Workers, load: Load, request: InferenceRequest) -> Consideration:
+        return replace(super().consider(workers, load, request), notes=())
+
+
+class Marking(Thoughtful):
+    def consider(self, workers: Workers, load: Load, request: InferenceRequest) -> Consideration:
+        workers[0].kv_free_blocks += 1
+        return super().consider(workers, load, request)
+
+
 class Fickle(Turns):
     """Random, with a source that no two instances share."""
 
@@ -89,6 +137,12 @@ class Fickle(Turns):
         (Nosy, "load of another worker"),
         (Wordy, "not one word"),
         (Fickle, "equal input gave different picks"),
+        (Mistaken, "considered <Worker w00 .* for turn, then picked <Worker w01"),
+        (Misspoken, "for load, then picked .* for turn"),
+        (Spendthrift, "considering twice differs"),
+        (Sly, "considering changed the picks that follow"),
+        (Short, "not parallel to the workers"),
+        (Marking, "considering changed a worker"),
     ],
 )
 def test_a_broken_policy_fails_with_the_reason(factory: Callable[[], Policy], says: str) -> None:
@@ -104,6 +158,7 @@ def test_a_policy_that_needs_two_workers_fails() -> None:
 def test_a_sound_policy_passes() -> None:
     check_policy(Turns)
     check_policy(Turns, bound=lambda requests, workers: requests / workers)
+    check_policy(Thoughtful)
 
 
 def test_a_random_policy_passes_when_it_says_so() -> None:
