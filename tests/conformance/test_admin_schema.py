@@ -4,6 +4,9 @@ Requests are made of the document, good ones and bad ones, always the same. The 
 knows one key, as the data plane does, so that a request without it is seen to be refused.
 """
 
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,8 +54,18 @@ class Gate:
         await self._app(scope, receive, send)
 
 
+FOLDER = tempfile.TemporaryDirectory()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_stays() -> Iterator[None]:
+    """The schema is read while tests are collected, before there is a fixture that could give a folder."""
+    yield
+    FOLDER.cleanup()
+
+
 def application() -> Gate:
-    gateway = Operated()
+    gateway = Operated(Path(FOLDER.name, "keys.jsonl"))
     gateway.beat("a", "m")
     gateway.beat("b", "org/m:2")
     return Gate(gateway.app)

@@ -5,6 +5,7 @@ They are called on the application itself, always the same ones; most are near m
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -179,8 +180,8 @@ class Draw:
 
 
 @pytest.mark.slow
-async def test_hostile_requests_meet_no_fault() -> None:
-    gateway = Operated()
+async def test_hostile_requests_meet_no_fault(tmp_path: Path) -> None:
+    gateway = Operated(tmp_path / "keys.jsonl")
     draw = Draw(1)
     statuses: dict[int, int] = {}
     for _ in range(REQUESTS):

@@ -1,10 +1,13 @@
 """Keys through the admin API: the text is shown once, the digest never."""
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from pointsman.domain.keys import Principal
+from pointsman.errors import InvalidKey
 from pointsman.testing.admin import Operated, Operator
 
 pytestmark = pytest.mark.anyio
@@ -13,8 +16,8 @@ PATH = "/admin/v1/keys"
 
 
 @pytest.fixture
-def gateway() -> Operated:
-    return Operated()
+def gateway(tmp_path: Path) -> Operated:
+    return Operated(tmp_path / "keys.jsonl")
 
 
 @pytest.fixture
@@ -70,13 +73,51 @@ async def test_a_key_is_made_as_asked_and_listed_without_its_text(
     assert (await operator.get(f"{PATH}?tenant=nobody"))["data"] == []
 
 
-async def test_a_key_is_revoked(operator: Operator) -> None:
-    key = await made(operator)
+def admitted(gateway: Operated, text: str) -> Principal | None:
+    try:
+        return gateway.keyring.admit(f"Bearer {text}".encode(), gateway.now)
+    except InvalidKey:
+        return None
+
+
+async def test_a_key_is_good_from_its_answer_on_until_it_is_revoked(
+    gateway: Operated, operator: Operator
+) -> None:
+    key = await made(operator, scopes=["admin", "infer"], priority=7)
+    principal = admitted(gateway, key["key"])
+    assert principal is not None
+    assert (principal.key_id, principal.tenant, principal.priority) == (key["key_id"], "acme", 7)
     gone = await operator.ask("DELETE", f"{PATH}/{key['key_id']}")
     assert (gone.status, gone.body) == (204, b"")
-    assert all(each["revoked"] for each in (await operator.get(PATH))["data"])
+    assert admitted(gateway, key["key"]) is None
+    assert [each["revoked"] for each in (await operator.get(PATH))["data"]] == [True]
+    assert (await operator.ask("DELETE", f"{PATH}/{key['key_id']}")).status == 204
+
+
+async def test_an_unknown_key_cannot_be_revoked(operator: Operator) -> None:
     unknown = await operator.ask("DELETE", f"{PATH}/nobody/at%20all")
     assert (unknown.status, unknown.error["code"]) == (404, "not_found")
+
+
+async def test_no_answer_has_a_digest_and_the_file_no_secret(
+    tmp_path: Path, operator: Operator
+) -> None:
+    response = await operator.ask("POST", PATH, {"tenant": "acme", "name": "laptop"})
+    secret = msgspec.json.decode(response.body)["key"].rpartition("_")[2]
+    kept = (tmp_path / "keys.jsonl").read_text()
+    assert secret not in kept
+    listed = await operator.ask("GET", PATH)
+    digest = msgspec.json.decode(kept)["hmac"]
+    assert digest.encode() not in response.body + listed.body
+
+
+async def test_a_key_that_cannot_be_kept_is_not_made(tmp_path: Path, operator: Operator) -> None:
+    (tmp_path / "keys.jsonl").unlink()
+    (tmp_path / "keys.jsonl").mkdir()
+    for method, path in (("POST", PATH), ("GET", PATH), ("DELETE", f"{PATH}/x")):
+        refused = await operator.ask(method, path, {"tenant": "acme", "name": "laptop"})
+        assert (refused.status, refused.error["code"]) == (503, "state_unavailable")
+        assert refused.header("retry-after") == "1"
 
 
 @pytest.mark.parametrize(
@@ -144,7 +185,7 @@ async def test_the_longest_names_are_taken(operator: Operator) -> None:
     ("method", "path"), [("GET", PATH), ("POST", PATH), ("DELETE", f"{PATH}/x")]
 )
 async def test_without_a_key_file_there_are_no_keys(method: str, path: str) -> None:
-    operator = Operator(Operated(keys=False).app)
+    operator = Operator(Operated().app)
     refused = await operator.ask(method, path, {"tenant": "a", "name": "n"})
     assert (refused.status, refused.error["code"]) == (404, "not_found")
     assert "keys_file" in (refused.error["message"] or "")

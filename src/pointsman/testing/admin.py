@@ -8,6 +8,7 @@ import asyncio
 import re
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
@@ -15,9 +16,10 @@ import msgspec
 
 from pointsman.config import StaticWorker
 from pointsman.control.admin import AdminParts, Stats, admin_app, openapi
+from pointsman.control.keyfile import KeyFile
 from pointsman.control.reload import Configuration, Reload
 from pointsman.domain.explain import Decision
-from pointsman.domain.keys import Key, Principal, Scope
+from pointsman.domain.keys import Keyring, Principal, Scope
 from pointsman.domain.policy.least_outstanding import LeastOutstanding
 from pointsman.domain.registry import Registry, WorkerReport
 from pointsman.domain.router import Router
@@ -127,30 +129,15 @@ class TempChanges:
         raise NotFound("x")
 
 
-class TempKeys:
-    def __init__(self) -> None:
-        self.d: dict[str, Key] = {}
-
-    def create(self, *, now: int, **k: Any) -> tuple[Key, str]:
-        i = f"key{len(self.d):09}"
-        self.d[i] = Key(key_id=i, hmac="0" * 64, created_at=now, **k)
-        return self.d[i], "tl_" + i + "_x"
-
-    def revoke(self, i: str) -> bool:
-        return self.d.pop(i, None) is not None
-
-    def list(self, tenant: str | None = None) -> list[Key]:
-        return [k for k in reversed(self.d.values()) if tenant in (None, k.tenant)]
-
-
 class Operated:
     """The parts of a gateway without its sockets, and the admin application over them.
 
     The clock stands at `now` (monotonic) and 1,700,000,000 s (Unix) until a test moves it. `live` are the requests in
-    flight, `past` the decisions; `reloaded` is what becomes of the next reload.
+    flight, `past` the decisions; `reloaded` is what becomes of the next reload. There are keys where `keys_file` is
+    given, which is made.
     """
 
-    def __init__(self, *, keys: bool = True) -> None:
+    def __init__(self, keys_file: Path | None = None) -> None:
         self.now = 1000.0
         self.registry = Registry()
         self.router = Router(self.registry, LeastOutstanding(), RouteTable())
@@ -159,7 +146,12 @@ class Operated:
         self.searched: dict[str, Any] = {}
         self.reloaded = Reload(at=1.0, ok=True, trigger="api", message="")
         self.changes = TempChanges(self.registry, self.router)
-        self.keys = TempKeys() if keys else None
+        self.keyring = Keyring(b"pepper", wall=self._wall, cache_key=bytes(16))
+        self.keys: KeyFile | None = None
+        if keys_file is not None:
+            keys_file.touch()
+            self.keys = KeyFile(keys_file, self.keyring)
+            self.keys.load()
         self.parts = AdminParts(
             registry=self.registry,
             router=self.router,
@@ -172,7 +164,7 @@ class Operated:
             configuration=self._configuration,
             reload=self._reload,
             now=lambda: self.now,
-            wall=lambda: 1_699_999_000.0 + self.now,
+            wall=self._wall,
         )
         self.app = admin_app(self.parts)
 
@@ -186,6 +178,9 @@ class Operated:
         self.registry.beat(report, self.now)
         return next(each for each in self.registry.snapshot() if each.id == worker_id)
 
+    def _wall(self) -> float:
+        return 1_699_999_000.0 + self.now
+
     def _decisions(self, **wanted: Any) -> list[Decision]:
         self.searched = wanted
         return self.past
@@ -193,7 +188,7 @@ class Operated:
     def _stats(self) -> Stats:
         return Stats(
             started_at=1.7e9,
-            now=1_699_999_000.0 + self.now,
+            now=self._wall(),
             requests_total=7,
             errors_total=1,
             failovers_total=2,

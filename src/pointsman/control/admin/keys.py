@@ -1,13 +1,14 @@
-"""API keys: making, listing and revoking them."""
+"""API keys: making, listing and revoking them. The file is read and written in threads: a disk may take its time."""
 
+import asyncio
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
 
 from pointsman.control.admin.endpoint import Body, Call, endpoint
-from pointsman.control.admin.parts import KeyFile
 from pointsman.control.admin.shapes import CreatedKey, KeyInfo, Keys, NewKey
+from pointsman.control.keyfile import KeyFile
 from pointsman.domain.keys import Key
 from pointsman.errors import NotFound, StateUnavailable
 
@@ -22,7 +23,8 @@ async def create_key(call: Call, body: Body[NewKey]) -> CreatedKey:
     """
     keys = _key_file(call)
     wanted = body.read()
-    key, text = keys.create(**msgspec.structs.asdict(wanted), now=int(call.parts.wall()))
+    now = int(call.parts.wall())
+    key, text = await asyncio.to_thread(keys.create, **msgspec.structs.asdict(wanted), now=now)
     return CreatedKey(**_shown(key), key=text)
 
 
@@ -32,13 +34,13 @@ class KeysQuery(Struct, frozen=True):
     tenant: Annotated[str, Meta(description="Only those of this tenant.")] = ""
 
 
-@endpoint("GET", "/admin/v1/keys", errors=(NotFound,))
+@endpoint("GET", "/admin/v1/keys", errors=(NotFound, StateUnavailable))
 async def list_keys(call: Call, query: KeysQuery) -> Keys:
     """List the keys, newest first.
 
     Revoked ones are among them. 404 if the gateway has no `keys_file`.
     """
-    found = _key_file(call).list(query.tenant or None)
+    found = await asyncio.to_thread(_key_file(call).list, query.tenant or None)
     return Keys(tuple(KeyInfo(**_shown(key)) for key in found))
 
 
@@ -48,7 +50,7 @@ async def revoke_key(call: Call, key_id: str) -> None:
 
     This gateway refuses it at once, others that read the same file within seconds.
     """
-    if not _key_file(call).revoke(key_id):
+    if not await asyncio.to_thread(_key_file(call).revoke, key_id):
         raise NotFound(f"there is no key with the id {key_id[:256]!r}")
 
 

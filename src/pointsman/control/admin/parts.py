@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pointsman.control.admin.shapes import Stats
+from pointsman.control.keyfile import KeyFile
 from pointsman.control.reload import Configuration, Reload
 from pointsman.domain.explain import Decision
-from pointsman.domain.keys import Key, Scope
 from pointsman.domain.registry import Registry
 from pointsman.domain.request import InferenceRequest
 from pointsman.domain.router import Router
 from pointsman.domain.routes import Route, RouteTable
 from pointsman.domain.worker import Role, Worker
 
-__all__ = ["AdminParts", "Changes", "KeyFile"]
+__all__ = ["AdminParts", "Changes"]
 
 
 class Changes(Protocol):
@@ -50,31 +50,6 @@ class Changes(Protocol):
 
     async def delete_worker(self, worker_id: str) -> None:
         """Remove a static worker. Raises `NotFound`, and `Conflict` for one that announces itself."""
-
-
-class KeyFile(Protocol):
-    """Keeps the keys. Every method raises `StateUnavailable` where the file cannot be used."""
-
-    def create(
-        self,
-        *,
-        tenant: str,
-        name: str,
-        scopes: Sequence[Scope],
-        rpm: int,
-        tpm: int,
-        priority: int,
-        models: Sequence[str],
-        expires_at: int | None,
-        now: int,
-    ) -> tuple[Key, str]:
-        """Make a key at `now` (Unix seconds) and return its record and its text."""
-
-    def revoke(self, key_id: str) -> bool:
-        """Revoke a key and tell whether there is one of that id."""
-
-    def list(self, tenant: str | None = None) -> list[Key]:
-        """Return the keys, newest first; those of one tenant if it is given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
