@@ -1,8 +1,11 @@
-"""What a restart must not forget, in one SQLite file: the models seen lately and the route epoch.
+"""What a restart must not forget, in one SQLite file: what operators changed, and the models seen lately.
 
-A gateway that restarts while a model is scaled to zero must still answer 503, not 404, and the
-epoch that engines and ETags carry must never go back. Both change rarely. Nothing here is called
-on the path of a request: the app saves every few seconds and when it stops.
+A route table that was acknowledged must be in force after a crash, the epoch that engines and ETags
+carry must never go back, a drained model must stay drained, and a model that is scaled to zero must
+still be 503, not 404. All of it changes rarely. Nothing here is called on the path of a request.
+
+What has two writers, the configuration file and the admin API, is a document: its value in force,
+an epoch that grows with every change, and what the file said last. The last one to change it wins.
 
 Times are kept by the wall clock, for the monotonic one starts anew with the machine; the methods
 translate. Workers are not kept: their next beat brings them back.
@@ -10,34 +13,56 @@ translate. Workers are not kept: their next beat brings them back.
 
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-
-import msgspec
+from typing import NamedTuple
 
 from pointsman.domain.registry import MEMORY_S
-from pointsman.domain.routes import Route
 
-__all__ = ["FILE_NAME", "Store", "StoreError"]
+__all__ = ["FILE_NAME", "Document", "Store", "StoreError"]
 
 FILE_NAME = "pointsman.sqlite3"
 
 APPLICATION_ID = 0x504E544D
 """Marks the file as ours (`PNTM`), so that nobody else's database is written to."""
 
-VERSION = 1
+VERSION = 2
+
+SEEN = "CREATE TABLE seen (model TEXT PRIMARY KEY, at REAL NOT NULL) WITHOUT ROWID;"
+
+CHANGES = """
+CREATE TABLE document (
+    name TEXT PRIMARY KEY, epoch INTEGER NOT NULL, value BLOB NOT NULL, from_file BLOB NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE drained (model TEXT PRIMARY KEY) WITHOUT ROWID;
+"""
+
+# Format 1 had the routes of the file alone.
+UPGRADE = f"""
+BEGIN IMMEDIATE;
+{CHANGES}
+INSERT INTO document SELECT 'routes', epoch, routes, routes FROM route_table;
+DROP TABLE route_table;
+PRAGMA user_version = {VERSION};
+COMMIT;
+"""
 
 SCHEMA = f"""
 BEGIN IMMEDIATE;
-CREATE TABLE IF NOT EXISTS seen (model TEXT PRIMARY KEY, at REAL NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS route_table (
-    one INTEGER PRIMARY KEY CHECK (one = 1), epoch INTEGER NOT NULL, routes BLOB NOT NULL
-);
+{SEEN}
+{CHANGES}
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {VERSION};
 COMMIT;
 """
+
+
+class Document(NamedTuple):
+    """A value that is in force, and how often it has changed, counted from 1."""
+
+    value: bytes
+    epoch: int
 
 
 class StoreError(Exception):
@@ -47,20 +72,26 @@ class StoreError(Exception):
 class Store:
     """The state of one gateway under a folder, which is made where it is missing.
 
+    Without a folder it is kept in memory, and does not outlive the process.
+
     Calls may come from any thread, one after another. Every method raises StoreError where the
     file cannot be read or written.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self._lock = threading.Lock()
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StoreError(f"state_dir {folder}: {error.strerror}") from None
+        if folder is not None:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise StoreError(f"state_dir {folder}: {error.strerror}") from None
         with self._failing_clearly():
             self._db = sqlite3.connect(
-                folder / FILE_NAME, timeout=1.0, isolation_level=None, check_same_thread=False
+                ":memory:" if folder is None else folder / FILE_NAME,
+                timeout=1.0,
+                isolation_level=None,
+                check_same_thread=False,
             )
         try:
             with self._failing_clearly():
@@ -75,7 +106,7 @@ class Store:
         new = self._number("SELECT count(*) FROM sqlite_master") == 0 and mark == version == 0
         if not new and mark != APPLICATION_ID:
             raise StoreError(f"state_dir {self._folder}: {FILE_NAME} belongs to another program")
-        if not new and version != VERSION:
+        if not new and version not in (1, VERSION):
             raise StoreError(
                 f"state_dir {self._folder}: {FILE_NAME} has format {version}, "
                 f"this version reads format {VERSION}"
@@ -86,6 +117,8 @@ class Store:
         self._db.execute("PRAGMA synchronous = FULL")
         if new:
             self._db.executescript(SCHEMA)
+        elif version == 1:
+            self._db.executescript(UPGRADE)
 
     def seen(self, *, wall: float, monotonic: float) -> dict[str, float]:
         """Return the models of the last hour and when each was last seen, in monotonic seconds.
@@ -106,25 +139,53 @@ class Store:
                 "INSERT INTO seen VALUES (?, ?)", [row for row in rows if row[1] > wall - MEMORY_S]
             )
 
-    def epoch_of(self, routes: Sequence[Route]) -> int:
-        """Return the epoch of this route table, at least 1.
+    def adopt(self, from_file: Mapping[str, bytes]) -> dict[str, Document]:
+        """Return the documents in force, by name, after the configuration file was read.
 
-        It is the kept one where the table is as it was, and one more, kept at once, where it is
-        not.
+        Where the file says what it said last time, what was saved since stays; where it says
+        something else, that is in force from now on, with the next epoch.
         """
-        encoded = msgspec.json.encode(tuple(routes))
         with self._lock, self._failing_clearly(), self._transaction():
-            kept = self._db.execute("SELECT epoch, routes FROM route_table").fetchone()
-            if kept is not None and kept[1] == encoded:
-                return int(kept[0])
-            epoch = 1 if kept is None else int(kept[0]) + 1
-            self._db.execute("REPLACE INTO route_table VALUES (1, ?, ?)", (epoch, encoded))
-            return epoch
+            return {name: self._adopt(name, value) for name, value in from_file.items()}
+
+    def save_document(self, name: str, document: Document) -> None:
+        """Put a document that was adopted before in force; it is durable when this returns."""
+        with self._lock, self._failing_clearly(), self._transaction():
+            self._db.execute(
+                "UPDATE document SET value = ?, epoch = ? WHERE name = ?",
+                (document.value, document.epoch, name),
+            )
+
+    def drained(self) -> set[str]:
+        """Return the models that are drained."""
+        with self._lock, self._failing_clearly():
+            return {model for (model,) in self._db.execute("SELECT model FROM drained")}
+
+    def save_drained(self, models: Iterable[str]) -> None:
+        """Keep the models that are drained; they are durable when this returns."""
+        with self._lock, self._failing_clearly(), self._transaction():
+            self._db.execute("DELETE FROM drained")
+            self._db.executemany("INSERT INTO drained VALUES (?)", [(each,) for each in models])
 
     def close(self) -> None:
         """Close the file. Safe to repeat."""
         with self._lock, self._failing_clearly():
             self._db.close()
+
+    def _adopt(self, name: str, value: bytes) -> Document:
+        kept = self._db.execute(
+            "SELECT value, epoch, from_file FROM document WHERE name = ?", (name,)
+        ).fetchone()
+        if kept is None:
+            found = Document(value, 1)
+        elif kept[2] == value:
+            return Document(kept[0], int(kept[1]))
+        else:
+            found = Document(value, int(kept[1]) + 1)
+        self._db.execute(
+            "REPLACE INTO document VALUES (?, ?, ?, ?)", (name, found.epoch, found.value, value)
+        )
+        return found
 
     def _number(self, query: str) -> int:
         return int(self._db.execute(query).fetchone()[0])

@@ -13,14 +13,14 @@ What it does not do: no clock (time is an argument), no network, no picking (see
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
 from pointsman.domain.worker import Role, Worker
 
-__all__ = ["MEMORY_S", "Ack", "InvalidReport", "Registry", "WorkerReport"]
+__all__ = ["MEMORY_S", "Ack", "InvalidReport", "Registry", "RegistryFull", "WorkerReport"]
 
 MEMORY_S = 3600.0
 """How long a model without workers is still known, so that asking for it is 503 and not 404, in seconds."""
@@ -41,6 +41,10 @@ _ID = re.compile(r"[\x21-\x7e]{1,256}")
 
 class InvalidReport(ValueError):
     """A heartbeat, or a static worker, that makes no sense. Nothing was changed."""
+
+
+class RegistryFull(InvalidReport):
+    """One worker more than may be registered. Nothing was changed."""
 
 
 class Ack(NamedTuple):
@@ -75,17 +79,20 @@ class WorkerReport:
 class Registry:
     """The workers of the fleet, by heartbeat. All times are seconds of one monotonic clock.
 
-    A worker that misses `miss_limit` (1 or more) heartbeats, one every `interval_s` seconds, is gone.
-    Raises `ValueError` for values out of range.
+    A worker that misses `miss_limit` (1 or more) heartbeats, one every `interval_s` seconds, is gone. There are at most
+    `workers_max` (1 or more) at a time. Raises `ValueError` for values out of range.
 
     Call `expire(now)` before reading; it is free when nothing is due. `on_join` and `on_leave` are called with the
     worker when one joins, and when one is evicted or replaced by its next life. They are called after the change is
     complete, so they may read the registry.
     """
 
-    def __init__(self, miss_limit: int = 3, interval_s: float = 2.0) -> None:
-        if miss_limit < 1 or interval_s <= 0:
-            raise ValueError("miss_limit must be at least 1 and interval_s above 0")
+    def __init__(
+        self, miss_limit: int = 3, interval_s: float = 2.0, workers_max: int = 10_000
+    ) -> None:
+        if miss_limit < 1 or interval_s <= 0 or workers_max < 1:
+            raise ValueError("miss_limit and workers_max must be at least 1, interval_s above 0")
+        self.workers_max = workers_max
         self.lifetime_s = miss_limit * interval_s
         self.route_epoch = 0
         self.next_expiry = math.inf
@@ -109,13 +116,15 @@ class Registry:
 
         Raises `InvalidReport` for an empty, over-long or unprintable id or model, an unknown role, a negative number,
         an address that is not `host:port` (`http_address` also after `http://` or `https://`), or the id of a static
-        worker. Nothing is changed then.
+        worker, and `RegistryFull` for a newcomer when there are `workers_max`. Nothing is changed then.
         """
         role = _check(report)
         self.expire(now)
         known = self._workers.get(report.worker_id)
         if known is not None and known.static:
             raise InvalidReport(f"worker_id {report.worker_id!r} belongs to a static worker")
+        if known is None:
+            self._check_room(len(self._workers) + 1)
         self._remember(report.model, now)
         if known is not None and _same_life(known, report):
             self._update(known, report, role, now)
@@ -126,13 +135,51 @@ class Registry:
     def add(self, worker: Worker) -> None:
         """Add a static worker: it is always live, whatever its `static` flag said.
 
-        Raises `InvalidReport` for an id that is taken or malformed.
+        Raises `InvalidReport` for an id that is taken or malformed, and `RegistryFull`.
         """
         if worker.id in self._workers:
             raise InvalidReport(f"worker_id {worker.id!r} is taken")
+        self._check_room(len(self._workers) + 1)
         _check_names(worker.id, worker.model)
         worker.static = True
         self._enter(worker, None)
+
+    def set_static(self, workers: Sequence[Worker]) -> None:
+        """Let the static workers be these, and no others.
+
+        One whose address stays as it was keeps its object, with its counts, and takes the new model, role and capacity;
+        one with a new address is a new worker; one that is not among `workers` leaves.
+
+        Raises `InvalidReport` for an id that is malformed, there twice, or of a worker that announces itself, and
+        `RegistryFull`. Nothing is changed then.
+        """
+        self.check_static(workers)
+        ids = {worker.id for worker in workers}
+        for gone in [each for each in self.snapshot() if each.static and each.id not in ids]:
+            del self._workers[gone.id]
+            self._change()
+            _tell(self.on_leave, gone)
+        for worker in workers:
+            known = self._workers.get(worker.id)
+            if known is not None and _same_place(known, worker):
+                known.model = worker.model
+                known.role = worker.role
+                known.kv_total_blocks = worker.kv_total_blocks
+                self._change()
+            else:
+                worker.static = True
+                self._enter(worker, known)
+
+    def check_static(self, workers: Sequence[Worker]) -> None:
+        """Raise what `set_static` would raise, and change nothing."""
+        ids: set[str] = set()
+        for worker in workers:
+            _check_names(worker.id, worker.model)
+            known = self._workers.get(worker.id)
+            if worker.id in ids or (known is not None and not known.static):
+                raise InvalidReport(f"worker_id {worker.id!r} is taken")
+            ids.add(worker.id)
+        self._check_room(len(ids) + sum(not each.static for each in self._workers.values()))
 
     def expire(self, now: float) -> None:
         """Evict every worker whose last heartbeat is `miss_limit * interval` seconds old or older."""
@@ -211,6 +258,10 @@ class Registry:
 
     # How it is kept.
 
+    def _check_room(self, wanted: int) -> None:
+        if wanted > self.workers_max:
+            raise RegistryFull(f"there are {self.workers_max} workers, as many as there may be")
+
     def _update(self, worker: Worker, report: WorkerReport, role: Role, now: float) -> None:
         if (worker.draining, worker.model, worker.role) != (report.draining, report.model, role):
             self._change()
@@ -272,6 +323,10 @@ def _same_life(worker: Worker, report: WorkerReport) -> bool:
         and worker.grpc_address == report.grpc_address
         and worker.kv_address == report.kv_address
     )
+
+
+def _same_place(known: Worker, worker: Worker) -> bool:
+    return (known.http_address, known.base_path) == (worker.http_address, worker.base_path)
 
 
 def _worker_of(report: WorkerReport, role: Role, now: float) -> Worker:

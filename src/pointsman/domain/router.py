@@ -82,9 +82,13 @@ class Router:
 
         Raises `InvalidRoutes`; the table in force stays then.
         """
-        self._table = RouteTable(routes, self._table.epoch + 1)
-        self._registry.route_epoch = self._table.epoch
+        self.adopt(RouteTable(routes, self._table.epoch + 1))
         return self._table.epoch
+
+    def adopt(self, table: RouteTable) -> None:
+        """Put a table in force, with the epoch that it has."""
+        self._table = table
+        self._registry.route_epoch = table.epoch
 
     def route(
         self,

@@ -102,6 +102,18 @@ class RouteTable:
         """
         return self._by_name.get(name)
 
+    def served(self, name: str) -> tuple[str, ...]:
+        """Return the ids under which workers may serve a model id or alias; a name without a route is its own.
+
+        >>> RouteTable([Route("smol", aliases=("s",), backends=(Backend("smol-v3"),))]).served("s")
+        ('smol-v3',)
+        """
+        route = self._by_name.get(name)
+        if route is None:
+            return (name,)
+        parts = route.backends or route.cascade
+        return tuple(part.model for part in parts) or (route.model,)
+
     def names(self, model: str) -> bool:
         """Tell whether the table mentions `model` anywhere: as an id, an alias, a backend or a cascade step.
 
