@@ -1,9 +1,12 @@
 """Workers, models and drains through the admin API: what the answers say, and every refusal."""
 
+import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
+from pointsman.domain.routes import Backend, Route
 from pointsman.domain.worker import Worker
 from pointsman.testing.admin import Operated, Operator
 
@@ -250,3 +253,129 @@ async def test_undrain_needs_no_body_and_reads_none(gateway: Operated, operator:
         taken = await operator.ask("POST", "/admin/v1/models/m:undrain", body)
         assert taken.status == 200
     assert gateway.registry.drained == frozenset()
+
+
+async def test_a_drain_of_the_last_worker_that_left_can_be_taken_back(
+    gateway: Operated, operator: Operator
+) -> None:
+    gateway.beat("a")
+    await operator.ask("POST", "/admin/v1/models/m:drain", {"deadline_s": 1})
+    gateway.now += gateway.registry.lifetime_s
+    taken = await operator.ask("POST", "/admin/v1/models/m:undrain")
+    assert (taken.status, b'"workers":0' in taken.body) == (200, True)
+    assert (await operator.get("/admin/v1/models"))["data"] == []
+    assert (await operator.ask("POST", "/admin/v1/models/m:undrain")).status == 404
+
+
+async def test_a_route_or_alias_that_one_model_serves_means_that_model(
+    gateway: Operated, operator: Operator
+) -> None:
+    gateway.beat("a", "org/v1")
+    split = (Backend("org/v1", 0.5), Backend("org/v2", 0.5))
+    gateway.router.set_routes(
+        [Route("chat", ("c",), backends=(Backend("org/v1"),)), Route("two", backends=split)]
+    )
+    for name in ("chat", "c", "org/v1"):
+        assert (await operator.get(f"/admin/v1/models/{name}"))["model"] == "org/v1"
+        listed = await operator.get(f"/admin/v1/workers?model={name}")
+        assert [worker["worker_id"] for worker in listed["data"]] == ["a"]
+        begun = await operator.ask("POST", f"/admin/v1/models/{name}:drain", {"deadline_s": 1})
+        assert b'"model":"org/v1"' in begun.body
+        taken = await operator.ask("POST", f"/admin/v1/models/{name}:undrain")
+        assert b'"model":"org/v1"' in taken.body
+    assert (await operator.ask("GET", "/admin/v1/models/two")).status == 404
+    refused = await operator.ask("POST", "/admin/v1/models/two:drain", {"deadline_s": 1})
+    assert refused.status == 404
+    assert gateway.registry.drained == frozenset()
+
+
+async def test_an_engine_with_a_grpc_address_is_told_the_deadline(
+    gateway: Operated, operator: Operator
+) -> None:
+    gateway.beat("a", grpc_address="h:50051")
+    gateway.beat("b")
+    await operator.ask("POST", "/admin/v1/models/m:drain", {"deadline_s": 17})
+    await asyncio.sleep(0)
+    assert gateway.engines_asked == [("h:50051", 17)]
+
+
+# ------------------------------------------------------------------ static workers
+
+WORKER = {"url": "http://10.0.0.7:8000/base", "model": "m"}
+
+
+async def test_a_static_worker_is_added_changed_and_removed(
+    gateway: Operated, operator: Operator
+) -> None:
+    added = await operator.ask("PUT", "/admin/v1/workers/rack/7", WORKER)
+    assert added.status == 201
+    (worker,) = gateway.registry.snapshot()
+    assert (worker.id, worker.http_address, worker.base_path) == (
+        "rack/7",
+        "10.0.0.7:8000",
+        "/base",
+    )
+    worker.in_flight = 3
+    changed = await operator.ask("PUT", "/admin/v1/workers/rack/7", {**WORKER, "capacity": 4})
+    assert changed.status == 200
+    shown = msgspec.json.decode(changed.body)
+    assert (shown["static"], shown["kv_total_blocks"], shown["in_flight"]) == (True, 4, 3)
+    assert (await operator.get("/admin/v1/workers"))["data"] == [shown]
+    assert (await operator.ask("DELETE", "/admin/v1/workers/rack/7")).status == 204
+    assert gateway.registry.snapshot() == ()
+    gone = await operator.ask("DELETE", "/admin/v1/workers/rack/7")
+    assert (gone.status, gone.error["code"]) == (404, "not_found")
+
+
+async def test_a_worker_that_announces_itself_is_its_own_to_change(
+    gateway: Operated, operator: Operator
+) -> None:
+    worker = gateway.beat("a")
+    for method in ("PUT", "DELETE"):
+        refused = await operator.ask(method, "/admin/v1/workers/a", WORKER)
+        assert (refused.status, refused.error["code"]) == (409, "conflict")
+    assert gateway.registry.snapshot() == (worker,)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("a", {"url": None}, "url"),
+        ("a", {"url": ""}, "url"),
+        ("a", {"url": "h:8000"}, "url"),
+        ("a", {"url": "http://h:99999"}, "url"),
+        ("a", {"url": "http://u:p@h:8000"}, "url"),
+        ("a", {"url": "http://[::1"}, "url"),
+        ("a", {"model": ""}, "model"),
+        ("a", {"model": "m" * 257}, "model"),
+        ("a", {"role": "chief"}, "role"),
+        ("a", {"capacity": 0}, "capacity"),
+        ("a", {"capacity": "4"}, "capacity"),
+        ("%C3%BC", {}, "id"),
+        ("a%20b", {}, "id"),
+        ("a" * 257, {}, "id"),
+    ],
+)
+async def test_a_static_worker_that_makes_no_sense_is_refused(
+    gateway: Operated, operator: Operator, path: str, fields: dict[str, Any], param: str
+) -> None:
+    refused = await operator.ask("PUT", f"/admin/v1/workers/{path}", {**WORKER, **fields})
+    assert (refused.status, refused.error["param"]) == (400, param)
+    assert gateway.registry.snapshot() == ()
+
+
+async def test_a_change_that_cannot_be_kept_is_not_made(
+    gateway: Operated, operator: Operator
+) -> None:
+    gateway.beat("a")
+    gateway.store.close()
+    asked: list[tuple[str, str, Any]] = [
+        ("PUT", "/admin/v1/workers/s", WORKER),
+        ("PUT", "/admin/v1/routes", {"routes": [{"model": "x"}]}),
+        ("POST", "/admin/v1/models/m:drain", {"deadline_s": 1}),
+    ]
+    for method, path, body in asked:
+        refused = await operator.ask(method, path, body, if_match='"routes-1"')
+        assert (refused.status, refused.error["code"]) == (503, "state_unavailable")
+    assert [worker.id for worker in gateway.registry.snapshot()] == ["a"]
+    assert (gateway.router.table.routes, gateway.registry.drained) == ((), frozenset())

@@ -144,7 +144,7 @@ class Draw:
         if self.random.random() < 0.1:
             method = self.random.choice(METHODS)
         path = operation.encode()
-        for name in (b"{worker_id}", b"{model}", b"{key_id}"):
+        for name in (b"{id}", b"{model}"):
             path = path.replace(name, self.random.choice(NAMES))
         if self.random.random() < 0.1:
             at = self.random.randrange(len(path) + 1)

@@ -4,28 +4,29 @@
 asked for it, so that no test has to think of it. `jsonschema-rs` judges; it comes with the extra `dev`.
 """
 
-import asyncio
 import re
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote_to_bytes
+from weakref import finalize
 
 import msgspec
 
-from pointsman.config import StaticWorker
 from pointsman.control.admin import AdminParts, Stats, admin_app, openapi
+from pointsman.control.changes import Changes
 from pointsman.control.keyfile import KeyFile
 from pointsman.control.reload import Configuration, Reload
+from pointsman.control.store import Store
 from pointsman.domain.explain import Decision
 from pointsman.domain.keys import Keyring, Principal, Scope
 from pointsman.domain.policy.least_outstanding import LeastOutstanding
 from pointsman.domain.registry import Registry, WorkerReport
 from pointsman.domain.router import Router
-from pointsman.domain.routes import Route, RouteTable
-from pointsman.domain.worker import Role, Worker
-from pointsman.errors import BadRequest, Conflict, EtagMismatch, IfMatchRequired, NotFound
+from pointsman.domain.routes import RouteTable
+from pointsman.domain.worker import Worker
+from pointsman.parts import static_worker
 from pointsman.testing.client import Response
 from pointsman.wire.body import parse_request
 
@@ -82,59 +83,12 @@ async def call(
     return Response(start["status"], names, b"".join(each["body"] for each in parts), True)
 
 
-class TempChanges:
-    def __init__(self, registry: Registry, router: Router) -> None:
-        self.registry, self.router, self.lock = registry, router, asyncio.Lock()
-
-    async def put_routes(
-        self, if_match: str | None, routes: Callable[[], Sequence[Route]]
-    ) -> RouteTable:
-        async with self.lock:
-            if if_match is None:
-                raise IfMatchRequired("x")
-            if if_match != self.router.table.etag:
-                raise EtagMismatch("x")
-            self.router.set_routes(routes())
-            return self.router.table
-
-    async def drain(self, model: str, deadline_s: int) -> None:
-        if not any(w.model == model for w in self.registry.snapshot()):
-            raise NotFound("x")
-        self.registry.drain(model)
-
-    async def undrain(self, model: str) -> None:
-        if model not in self.registry.drained and not any(
-            w.model == model for w in self.registry.snapshot()
-        ):
-            raise NotFound("x")
-        self.registry.undrain(model)
-
-    async def put_worker(
-        self, worker_id: str, *, url: str, model: str, role: Role, capacity: int
-    ) -> bool:
-        known = {w.id: w for w in self.registry.snapshot()}.get(worker_id)
-        if known is not None and not known.static:
-            raise Conflict("x")
-        try:
-            worker = StaticWorker(
-                id=worker_id, url=url, model=model, role=role, capacity=capacity
-            ).worker()
-            if known is None:
-                self.registry.add(worker)
-        except ValueError as error:
-            raise BadRequest(str(error), param="url") from None
-        return known is None
-
-    async def delete_worker(self, worker_id: str) -> None:
-        raise NotFound("x")
-
-
 class Operated:
     """The parts of a gateway without its sockets, and the admin application over them.
 
     The clock stands at `now` (monotonic) and 1,700,000,000 s (Unix) until a test moves it. `live` are the requests in
     flight, `past` the decisions; `reloaded` is what becomes of the next reload. There are keys where `keys_file` is
-    given, which is made.
+    given, which is made. `engines_asked` are the engines that were asked to drain, and their deadlines.
     """
 
     def __init__(self, keys_file: Path | None = None) -> None:
@@ -145,7 +99,18 @@ class Operated:
         self.past: list[Decision] = []
         self.searched: dict[str, Any] = {}
         self.reloaded = Reload(at=1.0, ok=True, trigger="api", message="")
-        self.changes = TempChanges(self.registry, self.router)
+        self.store = Store(None)
+        finalize(self, self.store.close)
+        self.engines_asked: list[tuple[str, float]] = []
+        self.changes = Changes(
+            self.registry,
+            self.router,
+            self.store,
+            build=static_worker,
+            servable=lambda routes: None,
+            now=lambda: self.now,
+            drain_engine=self._drain_engine,
+        )
         self.keyring = Keyring(b"pepper", wall=self._wall, cache_key=bytes(16))
         self.keys: KeyFile | None = None
         if keys_file is not None:
@@ -180,6 +145,10 @@ class Operated:
 
     def _wall(self) -> float:
         return 1_699_999_000.0 + self.now
+
+    async def _drain_engine(self, address: str, deadline_s: float) -> int:
+        self.engines_asked.append((address, deadline_s))
+        return 0
 
     def _decisions(self, **wanted: Any) -> list[Decision]:
         self.searched = wanted

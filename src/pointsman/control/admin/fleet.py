@@ -32,7 +32,7 @@ __all__ = [
 class WorkersQuery(Struct, frozen=True):
     """Which workers to list."""
 
-    model: Annotated[str, Meta(description="Only those of this model.")] = ""
+    model: Annotated[str, Meta(description="Only those of this model, route or alias.")] = ""
 
 
 @endpoint("GET", "/admin/v1/workers")
@@ -43,11 +43,12 @@ async def list_workers(call: Call, query: WorkersQuery) -> Workers:
     """
     parts = call.parts
     left = _Left(parts)
+    wanted = {query.model, *parts.router.table.served(query.model)}
     return Workers(
         tuple(
             _worker_state(parts, worker, left)
             for worker in _live(parts)
-            if query.model in ("", worker.model)
+            if not query.model or worker.model in wanted
         ),
         parts.router.table.epoch,
     )
@@ -55,11 +56,11 @@ async def list_workers(call: Call, query: WorkersQuery) -> Workers:
 
 @endpoint(
     "PUT",
-    "/admin/v1/workers/{worker_id}",
+    "/admin/v1/workers/{id}",
     status=(200, 201),
     errors=(Conflict, StateUnavailable),
 )
-async def put_worker(call: Call, worker_id: str, body: Body[WorkerRequest]) -> Answer[WorkerState]:
+async def put_worker(call: Call, id: str, body: Body[WorkerRequest]) -> Answer[WorkerState]:
     """Add or change a static worker.
 
     201 for a new one. A worker that announces itself cannot be changed here: its engine would say otherwise with the
@@ -67,23 +68,23 @@ async def put_worker(call: Call, worker_id: str, body: Body[WorkerRequest]) -> A
     """
     wanted = body.read()
     parts = call.parts
-    is_new = await parts.changes.put_worker(worker_id, **structs.asdict(wanted))
-    worker = next(each for each in _live(parts) if each.id == worker_id)
+    is_new = await parts.changes.put_worker(id, **structs.asdict(wanted))
+    worker = next(each for each in _live(parts) if each.id == id)
     return Answer(_worker_state(parts, worker, _Left(parts)), 201 if is_new else 200, {})
 
 
 @endpoint(
     "DELETE",
-    "/admin/v1/workers/{worker_id}",
+    "/admin/v1/workers/{id}",
     status=204,
     errors=(NotFound, Conflict, StateUnavailable),
 )
-async def delete_worker(call: Call, worker_id: str) -> None:
+async def delete_worker(call: Call, id: str) -> None:
     """Remove a static worker.
 
     It gets no new requests; those that it has end where they are.
     """
-    await call.parts.changes.delete_worker(worker_id)
+    await call.parts.changes.delete_worker(id)
 
 
 @endpoint("GET", "/admin/v1/models")
@@ -97,8 +98,16 @@ async def list_models(call: Call) -> Models:
 
 @endpoint("GET", "/admin/v1/models/{model}", errors=(NotFound,))
 async def get_model(call: Call, model: str) -> ModelState:
-    """Show one model, for instance how far a drain of it has come."""
-    return _model_state(call.parts, model)
+    """Show one model, for instance how far a drain of it has come.
+
+    The id or alias of a route that one model serves means that model.
+    """
+    states = _model_states(call.parts)
+    served = call.parts.router.table.served(model)
+    state = states.get(model) or (states.get(served[0]) if len(served) == 1 else None)
+    if state is None:
+        raise NotFound(f"no live worker serves the model {model[:256]!r}")
+    return state
 
 
 @endpoint(
@@ -112,11 +121,12 @@ async def drain_model(call: Call, model: str, body: Body[DrainRequest]) -> Model
     """Stop routing to every worker of a model.
 
     It holds for workers that join later and over restarts, until it is taken back. Requests that run go on; the answer
-    and `GET /admin/v1/models/{model}` tell how many are left. Workers with a `grpc_address` are told the deadline.
+    and `GET /admin/v1/models/{model}` tell how many are left. Workers with a `grpc_address` are told the deadline. The
+    id or alias of a route that one model serves means that model, whose id the answer names.
     """
     deadline_s = body.read().deadline_s
-    await call.parts.changes.drain(model, deadline_s)
-    return _model_state(call.parts, model)
+    drained = await call.parts.changes.drain(model, deadline_s)
+    return _model_states(call.parts, drained)[drained]
 
 
 @endpoint("POST", "/admin/v1/models/{model}:undrain", errors=(NotFound, StateUnavailable))
@@ -125,8 +135,8 @@ async def undrain_model(call: Call, model: str) -> ModelState:
 
     A body is not needed. A model that is not drained is no error.
     """
-    await call.parts.changes.undrain(model)
-    return _model_state(call.parts, model)
+    taken_back = await call.parts.changes.undrain(model)
+    return _model_states(call.parts, taken_back)[taken_back]
 
 
 def _live(parts: AdminParts) -> tuple[Worker, ...]:
@@ -178,11 +188,12 @@ def _worker_state(parts: AdminParts, worker: Worker, left: _Left) -> WorkerState
     )
 
 
-def _model_states(parts: AdminParts) -> dict[str, ModelState]:
+def _model_states(parts: AdminParts, *named: str) -> dict[str, ModelState]:
+    """Return the models that there is something to say of, and those `named`, by id."""
     workers = _live(parts)
     left = _Left(parts)
     served = [worker.model for worker in workers]
-    names = {*served, *parts.registry.drained, *left.by_model}
+    names = {*served, *parts.registry.drained, *left.by_model, *named}
     return {
         name: ModelState(
             model=name,
@@ -194,10 +205,3 @@ def _model_states(parts: AdminParts) -> dict[str, ModelState]:
         )
         for name in sorted(names)
     }
-
-
-def _model_state(parts: AdminParts, model: str) -> ModelState:
-    state = _model_states(parts).get(model)
-    if state is None:
-        raise NotFound(f"no live worker serves the model {model[:256]!r}")
-    return state

@@ -44,14 +44,14 @@ async def list_keys(call: Call, query: KeysQuery) -> Keys:
     return Keys(tuple(KeyInfo(**_shown(key)) for key in found))
 
 
-@endpoint("DELETE", "/admin/v1/keys/{key_id}", status=204, errors=(NotFound, StateUnavailable))
-async def revoke_key(call: Call, key_id: str) -> None:
+@endpoint("DELETE", "/admin/v1/keys/{id}", status=204, errors=(NotFound, StateUnavailable))
+async def revoke_key(call: Call, id: str) -> None:
     """Revoke a key.
 
     This gateway refuses it at once, others that read the same file within seconds.
     """
-    if not await asyncio.to_thread(_key_file(call).revoke, key_id):
-        raise NotFound(f"there is no key with the id {key_id[:256]!r}")
+    if not await asyncio.to_thread(_key_file(call).revoke, id):
+        raise NotFound(f"there is no key with the id {id[:256]!r}")
 
 
 def _key_file(call: Call) -> KeyFile:
