@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent / "src"
-GENERATED = {"pointsman.proto.control_pb2"}
+GENERATED = {"pointsman.proto.control_pb2", "pointsman.proto.engine_pb2"}
 
 LAYERS: dict[str, set[str]] = {
     # Below the line: no loop, socket, clock, log or random module state.
@@ -36,11 +36,37 @@ LAYERS: dict[str, set[str]] = {
     "certificates": set(),
     "proto": {"grpc_tools"},
     # On top: they put the parts together.
-    "app": {"certificates", "config", "control", "domain", "errors", "net", "observe", "uvloop"},
+    "app": {
+        *(
+            "certificates",
+            "config",
+            "control",
+            "domain",
+            "errors",
+            "net",
+            "observe",
+            "parts",
+            "wire",
+        ),
+        *("msgspec", "uvloop"),
+    },
+    "parts": {"config", "control", "domain", "errors", "net", "msgspec"},
     "cli_admin": {"control", "typer"},
     "cli_config": {"config", "typer"},
+    "cli_keys": {"control", "domain", "msgspec", "rich", "typer"},
     "cli_operator": {"domain", "remote", "msgspec", "rich", "typer"},
-    "cli": {"app", "cli_config", "cli_operator", "config", "demo", "engine", "rich", "typer"},
+    "cli": {
+        "app",
+        "cli_admin",
+        "cli_config",
+        "cli_keys",
+        "cli_operator",
+        "config",
+        "demo",
+        "engine",
+        "rich",
+        "typer",
+    },
     "__main__": {"cli"},
     # Apart: a real engine, which the gateway never imports, and what tests are written with.
     "engine": {
@@ -61,7 +87,7 @@ LAYERS: dict[str, set[str]] = {
     "demo": {"app", "config", "domain", "flow", "observe", "trial", "rich", "uvloop"},
     "trial": {"rich"},
     "testing": {
-        *("app", "config", "control", "domain", "errors", "flow", "wire"),
+        *("app", "config", "control", "domain", "errors", "flow", "parts", "wire"),
         *("jsonschema_rs", "msgspec"),
     },
 }

@@ -1,4 +1,4 @@
-"""The composition root: builds every object of a gateway, starts it, drains it and stops it.
+"""The composition root: builds every object of a gateway, starts it, reloads it, drains it and stops it.
 
 Nothing else knows all the parts. The registry and the router are the only objects that the data plane and the control
 plane share.
@@ -10,32 +10,48 @@ import logging
 import os
 import random
 import signal
-import socket
+import ssl
+import sys
 import time
-from math import inf
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import msgspec
 import uvloop
 
-from pointsman.config import Address, Config, ConfigError, GatewayConfig
+from pointsman import parts
+from pointsman.certificates import TlsError
+from pointsman.config import Address, Config, ConfigError, changed_options, tls_files
+from pointsman.control.admin import AdminParts, Stats, admin_app
+from pointsman.control.changes import Changes
 from pointsman.control.health import health_app
-from pointsman.control.heartbeat import HeartbeatService, serve_registry
-from pointsman.control.store import Store, StoreError
+from pointsman.control.heartbeat import Credentials, HeartbeatService, serve_registry
+from pointsman.control.keyfile import KeyFileError
+from pointsman.control.mounts import MountError, load_mount
+from pointsman.control.reload import Configuration, Reload, Watch, fingerprint
+from pointsman.control.store import StoreError
 from pointsman.control.sweep import Sweeper
-from pointsman.domain.policy import Policy, PolicyOptions, make_policy
+from pointsman.domain.keys import Scope
 from pointsman.domain.registry import Registry
 from pointsman.domain.router import Router
 from pointsman.domain.routes import RouteTable
 from pointsman.domain.worker import Worker
-from pointsman.errors import NoCapacity
+from pointsman.errors import GatewayError, NoCapacity
 from pointsman.net.asgi import AsgiServer
 from pointsman.net.clock import Deadlines, monotonic
-from pointsman.net.dataplane import DataPlane
+from pointsman.net.dataplane import DataPlane, Mounted
 from pointsman.net.downstream import Downstream, Server
-from pointsman.net.limits import DownstreamLimits, UpstreamLimits
 from pointsman.net.pool import Pool
+from pointsman.net.tls import client_context, server_context
+from pointsman.observe.access import Access
+from pointsman.observe.decisions import Decisions
+from pointsman.observe.lines import Lines
+from pointsman.observe.logs import configure
 from pointsman.observe.metrics import Metrics
+from pointsman.observe.observers import Observers
+from pointsman.observe.tracing import TracingUnavailable, open_tracing
+from pointsman.wire.body import parse_request
 
 __all__ = ["Gateway", "serve"]
 
@@ -47,74 +63,148 @@ BACKLOG = 4096
 SAVE_EVERY_S = 5.0
 """How often the models seen are kept: what a crash may lose of an hour's memory."""
 
+SPANS_S = 2.0
+"""How long the end of a gateway may wait for its last spans to be sent."""
+
 GC_THRESHOLD = 10_000
 """Objects more than at the last young collection before there is another. Requests leave no cycles, so few do."""
+
+ADMIN = "/admin"
+
+
+class Rotating(Protocol):
+    """Certificates that can be read again."""
+
+    def reload(self) -> None:
+        """Use what the files hold now. Raises TlsError, and changes nothing then."""
 
 
 class Gateway:
     """One gateway: `start`, then `drain` and `stop`. Its addresses are known once it has started.
 
-    `metrics` is the class that counts. Raises ConfigError where the state folder cannot be used.
+    `metrics` is the class that counts; `load` reads the configuration again, from `source`; `environ` has the pepper;
+    access lines go to `lines`. Raises ConfigError for what the configuration asks for and cannot be had.
     """
 
-    def __init__(self, config: Config, metrics: type[Metrics] = Metrics) -> None:
+    def __init__(
+        self,
+        config: Config,
+        metrics: type[Metrics] = Metrics,
+        *,
+        load: Callable[[], Config] | None = None,
+        source: str = "",
+        environ: Mapping[str, str] = os.environ,
+        lines: Lines | None = None,
+    ) -> None:
         self.config = options = config.gateway
-        self.store = _store(options)
-        epoch = self.store.epoch_of(options.routes) if self.store else 1
-        self.registry = Registry(miss_limit=options.heartbeat_miss_limit)
-        self.router = Router(self.registry, _policy(options), RouteTable(options.routes, epoch))
-        self.metrics = metrics(self._live_workers, (*options.paths, "/v1/models"))
+        self._load = load
+        self._source = source
+        self._lines = lines or Lines(sys.stderr)
+        self._keys = parts.key_file(options, environ)
+        self.store = parts.store(options)
+        self.registry = Registry(options.heartbeat_miss_limit, workers_max=options.workers_max)
+        self.router = Router(self.registry, parts.policy(options), RouteTable())
+        self.metrics = metrics(
+            self._live_workers,
+            (*options.paths, "/v1/models", ADMIN, *(mount.path for mount in options.mounts)),
+            route_epoch=lambda: self.router.table.epoch,
+            drained=lambda: self.registry.drained,
+            known=self._knows,
+        )
+        self.metrics.lines_dropped = lambda: self._lines.dropped
+        self.decisions = Decisions(options.decisions_kept, time.time, monotonic)
+        self.decisions.uses(self.router.policy)
         self.address = self.health_address = ("", 0)
         self.registry_port = 0
         self.draining = False
+        self.last_reload: Reload | None = None
+        self._loaded_at = time.time()
         self._servers: list[asyncio.AbstractServer] = []
+        self._watches: list[Watch] = []
+        self._rotating: list[Rotating] = []
         self._grpc: Any = None
 
     async def start(self) -> None:
-        """Build what needs a loop, and listen. Raises OSError where an address cannot be had."""
+        """Build what needs a loop, and listen.
+
+        Raises OSError where an address cannot be had, and ConfigError.
+        """
         options = self.config
         loop = asyncio.get_running_loop()
+        self._reloading = asyncio.Lock()
         self._deadlines = deadlines = Deadlines(loop)
-        upstream_limits = _upstream_limits(options)
-        self._pool = Pool(upstream_limits, deadlines, self.metrics)
+        self._observe()
+        self._pool = self._build_pool()
         self.registry.on_join.append(_joined)
         self.registry.on_leave.append(self._left)
-        if self.store:
-            seen = self.store.seen(wall=time.time(), monotonic=monotonic())
-            for model, at in seen.items():
-                self.registry.remember(model, at)
-        for static in options.workers:
-            self.registry.add(static.worker())
-        limits = _downstream_limits(options)
+        await self._remember()
+        limits = parts.downstream_limits(options)
         self._plane = DataPlane(
             self.router,
             self._pool,
             deadlines,
-            self.metrics,
-            paths=options.paths,
-            limits=limits,
-            upstream_limits=upstream_limits,
-            max_attempts=options.max_attempts,
-            affinity_bytes=options.affinity_bytes,
-            public_models=options.response_model == "public",
+            self._observers,
+            admit=self._keys[1].admit if self._keys else parts.whoever(options),
+            mounts=self._mounts(),
+            **self._plane_options(),
         )
         health = AsgiServer(
             health_app(self._not_ready, self.metrics.render), deadlines, self.metrics, limits
         )
         self._sweeper = Sweeper(self.registry, monotonic, loop.call_later)
         self._sweeper.start()
+        tls = tls_files(options)
+        credentials = Credentials(tls.registry) if tls.registry else None
+        context = server_context(tls.api) if tls.api else None
+        self._rotating += [each for each in (credentials, context) if each is not None]
         service = HeartbeatService(
             self.registry, monotonic, lambda: self.metrics.fault("heartbeat")
         )
-        self._grpc, self.registry_port = await serve_registry(options.registry_listen, service)
+        self._grpc, self.registry_port = await serve_registry(
+            options.registry_listen, service, credentials
+        )
         self.health_address = await self._listen(options.health_listen, health)
-        self.address = await self._listen(options.listen, self._plane)
+        self.address = await self._listen(options.listen, self._plane, context)
         self._saver = loop.call_later(SAVE_EVERY_S, self._save_often)
+        self._watch()
+
+    async def reload(self, trigger: str) -> Reload:
+        """Read the configuration again and put it in force: all of it, or nothing where something is wrong.
+
+        Requests that are under way are not touched. `trigger` is SIGHUP, watch or api. What needs a restart is named,
+        and waits for it.
+        """
+        async with self._reloading:
+            try:
+                changed, restart = await self._reload()
+            except (ConfigError, GatewayError, TlsError) as error:
+                self.last_reload = Reload(
+                    at=time.time(), ok=False, trigger=trigger, message=str(error)
+                )
+                logger.error("the configuration was not taken (%s): %s", trigger, error)
+            else:
+                self._loaded_at = time.time()
+                self.last_reload = Reload(
+                    at=self._loaded_at,
+                    ok=True,
+                    trigger=trigger,
+                    message="the configuration is in force",
+                    changed=tuple(changed),
+                    needs_restart=tuple(restart),
+                )
+                logger.info(
+                    "the configuration was read again (%s): changed %s; waiting for a restart: %s",
+                    trigger,
+                    ", ".join(changed) or "nothing",
+                    ", ".join(restart) or "nothing",
+                )
+            self.metrics.reloaded(worked=self.last_reload.ok)
+            return self.last_reload
 
     async def drain(self) -> None:
         """Turn unready, take no more connections, and let what runs end until the drain deadline."""
         self.draining = True
-        self._plane.draining = True
+        self._plane.drain()
         await asyncio.sleep(self.config.shutdown_grace_s)
         self._servers[-1].close()
         for client in tuple(self._plane.connections):
@@ -130,18 +220,148 @@ class Gateway:
         """Close everything, at once but for what is written already."""
         self._saver.cancel()
         self._sweeper.stop()
+        for watch in self._watches:
+            watch.stop()
         self._plane.stop()
         self._pool.close()
         for server in self._servers:
             server.close()
         await asyncio.sleep(0)  # let written bytes leave
         await self._grpc.stop(None)
+        await self._changes.stop()
         self._deadlines.close()
-        if self.store:
-            self._save()
-            self.store.close()
+        if self._access is not None:
+            self._access.close()
+        if self._tracer is not None:
+            await asyncio.to_thread(self._tracer.close, SPANS_S)
+        self._save()
+        self.store.close()
 
-    async def _listen(self, listen: str, server: Server) -> tuple[str, int]:
+    def configuration(self) -> Configuration:
+        """Return what is in force."""
+        return Configuration(
+            source=self._source,
+            loaded_at=self._loaded_at,
+            config=msgspec.to_builtins(self.config),
+            last_reload=self.last_reload,
+        )
+
+    # Building.
+
+    def _observe(self) -> None:
+        """Build who hears of what happens."""
+        options = self.config
+        self._access = None
+        if options.access_log != "off":
+            self._access = Access(
+                options.access_log,
+                options.access_log_sample,
+                self._lines,
+                random.random,
+                wall=time.time,
+                later=asyncio.get_running_loop().call_later,
+            )
+        self._tracer = None
+        if options.otel_endpoint:
+            try:
+                self._tracer = open_tracing(
+                    options.otel_endpoint,
+                    options.otel_sample,
+                    random_bits=random.getrandbits,
+                    wall_ns=time.time_ns,
+                )
+            except TracingUnavailable as error:
+                raise ConfigError(str(error)) from error
+            self.metrics.spans = self._tracer.outcomes
+        self._observers = Observers(
+            self.metrics,
+            decisions=self.decisions if options.decisions_kept else None,
+            access=self._access,
+            tracer=self._tracer,
+        )
+
+    def _build_pool(self) -> Pool:
+        options = self.config
+        files = tls_files(options).upstream
+        context = None
+        if files:
+            context = client_context(files)
+            self._rotating.append(context)
+        return Pool(parts.upstream_limits(options), self._deadlines, self._observers, context)
+
+    async def _remember(self) -> None:
+        """Take up what the last life of this gateway left, and what the file says."""
+        for model, at in self.store.seen(wall=time.time(), monotonic=monotonic()).items():
+            self.registry.remember(model, at)
+        self._changes = Changes(
+            self.registry,
+            self.router,
+            self.store,
+            build=parts.static_worker,
+            servable=parts.servable,
+            now=monotonic,
+            drained=lambda worked: self.metrics.engine_drained(worked=worked),
+        )
+        try:
+            await self._changes.restore()
+            await self._changes.adopt(self.config.routes, _plain(self.config.workers))
+        except GatewayError as error:
+            raise ConfigError(error.message) from error
+
+    def _mounts(self) -> list[Mounted]:
+        """Return the applications beside the inference paths: the admin API, and those of the configuration."""
+        options = self.config
+        admin = admin_app(
+            AdminParts(
+                registry=self.registry,
+                router=self.router,
+                changes=self._changes,
+                keys=self._keys[0] if self._keys else None,
+                running=lambda: self._plane.running(),
+                decisions=self.decisions.find,
+                parse=lambda body, request_id: parse_request(
+                    body, request_id, self.config.affinity_bytes
+                ),
+                stats=lambda: Stats(**msgspec.structs.asdict(self.metrics.totals())),
+                configuration=self.configuration,
+                reload=lambda: self.reload("api"),
+                now=monotonic,
+                wall=time.time,
+            )
+        )
+        wanted: list[tuple[str, Any, Scope | None]] = [(ADMIN, admin, Scope.ADMIN)]
+        for mount in options.mounts:
+            try:
+                application = load_mount(mount)
+            except MountError as error:
+                raise ConfigError(f"gateway.mounts: {error}") from error
+            scope = None if mount.scope == "none" else Scope(mount.scope)
+            wanted.append((mount.path, application, scope))
+        limits = parts.downstream_limits(options)
+        return [
+            Mounted(
+                path.encode(),
+                AsgiServer(application, self._deadlines, self._observers, limits, path),
+                scope,
+            )
+            for path, application, scope in wanted
+        ]
+
+    def _plane_options(self) -> dict[str, Any]:
+        """Return the options of the data plane that a reload can change."""
+        options = self.config
+        return {
+            "paths": options.paths,
+            "limits": parts.downstream_limits(options),
+            "upstream_limits": parts.upstream_limits(options),
+            "max_attempts": options.max_attempts,
+            "affinity_bytes": options.affinity_bytes,
+            "public_models": options.response_model == "public",
+        }
+
+    async def _listen(
+        self, listen: str, server: Server, context: ssl.SSLContext | None = None
+    ) -> tuple[str, int]:
         address = Address.parse(listen)
         listener = await asyncio.get_running_loop().create_server(
             lambda: Downstream(server),
@@ -149,18 +369,88 @@ class Gateway:
             address.port,
             backlog=BACKLOG,
             reuse_address=True,
+            ssl=context,
+            ssl_handshake_timeout=None if context is None else server.limits.head_s,
         )
         self._servers.append(listener)
         host, port = listener.sockets[0].getsockname()[:2]
         return host, port
 
+    # Reloading.
+
+    def _watch(self) -> None:
+        """Follow the key file, and the configuration file where that is wanted."""
+        if self._keys:
+            # A revocation must act within seconds, whether or not anything else is watched.
+            keys = self._keys[0]
+            self._watches.append(Watch(keys.changed, self._reload_keys))
+        if self.config.watch and self._source:
+            tls = tls_files(self.config)
+            files = [Path(self._source)]
+            files += [
+                Path(pem.path)
+                for side in (tls.api, tls.registry, tls.upstream)
+                for pem in (side.cert, side.key, side.ca)
+                if pem.path
+            ]
+            self._watches.append(Watch(lambda: fingerprint(files), lambda: self.reload("watch")))
+        for watch in self._watches:
+            watch.start()
+
+    async def _reload(self) -> tuple[list[str], list[str]]:
+        """Return the options that changed, and those that wait for a restart."""
+        if self._load is None:
+            raise ConfigError("the gateway was started without a configuration file")
+        wanted = (await asyncio.to_thread(self._load)).gateway
+        changed, restart = changed_options(self.config, wanted)
+        policy = self.router.policy
+        if {"route_policy", "affinity_load_factor", "tie_break"} & set(changed):
+            policy = parts.policy(wanted)
+        tls = tls_files(self.config)
+        for files, server in ((tls.api, True), (tls.registry, True), (tls.upstream, False)):
+            await asyncio.to_thread(files.check, server=server)
+        if self._keys:
+            await asyncio.to_thread(self._keys[0].load)
+        await self._changes.adopt(wanted.routes, _plain(wanted.workers))
+        # From here on nothing can fail.
+        for each in self._rotating:
+            each.reload()
+        values = {key: getattr(wanted, key) for key in changed}
+        self.config = msgspec.structs.replace(self.config, **values)
+        if policy is not self.router.policy:
+            self.router.policy = policy
+            self.decisions.uses(policy)
+        self._plane.set_options(**self._plane_options())
+        self._pool.set_limits(parts.upstream_limits(self.config))
+        if "log_level" in changed:
+            logging.getLogger().setLevel(self.config.log_level.upper())
+        return changed, restart
+
+    async def _reload_keys(self) -> None:
+        assert self._keys is not None
+        try:
+            await asyncio.to_thread(self._keys[0].load)
+        except KeyFileError as error:
+            logger.error("the keys were not read again, the former ones stay: %s", error)
+            self.metrics.reloaded(worked=False)
+        else:
+            logger.info("the keys were read again")
+            self.metrics.reloaded(worked=True)
+
+    # What others ask, or tell.
+
     def _live_workers(self) -> tuple[Worker, ...]:
         self.registry.expire(monotonic())
         return self.registry.snapshot()
 
+    def _knows(self, model: str) -> bool:
+        known = self.router.table.lookup(model) is not None
+        return known or self.registry.knows(model, monotonic())
+
     def _left(self, worker: Worker) -> None:
         logger.info("worker %s (%s) left", worker.id, worker.model)
         self._pool.leave(worker)
+        self.metrics.forget_worker(worker.id)
 
     def _not_ready(self) -> str | None:
         if self.draining:
@@ -172,54 +462,65 @@ class Gateway:
         return None
 
     def _save_often(self) -> None:
-        self._saver = asyncio.get_running_loop().call_later(SAVE_EVERY_S, self._save_often)
-        if self.store:
-            asyncio.get_running_loop().run_in_executor(None, self._save)
+        loop = asyncio.get_running_loop()
+        self._saver = loop.call_later(SAVE_EVERY_S, self._save_often)
+        loop.run_in_executor(None, self._save)
 
     def _save(self) -> None:
-        assert self.store is not None
         try:
             self.store.save_seen(self.registry.seen(), wall=time.time(), monotonic=monotonic())
         except StoreError as error:
             logger.error("%s", error)
 
 
-def serve(config: Config) -> None:
-    """Run a gateway until SIGTERM or SIGINT and its drain; a second signal ends it at once."""
-    uvloop.run(_serve(config))
+def serve(config: Config, load: Callable[[], Config] | None = None, source: str = "") -> None:
+    """Run a gateway until SIGTERM or SIGINT and its drain; a second signal ends it at once.
+
+    `load` reads the configuration again, from the file `source`, on SIGHUP.
+    """
+    uvloop.run(_serve(config, load, source))
 
 
-async def _serve(config: Config) -> None:
+async def _serve(config: Config, load: Callable[[], Config] | None, source: str) -> None:
+    options = config.gateway
+    lines = configure(options.log_level, options.log_format)
     loop = asyncio.get_running_loop()
     signals: asyncio.Queue[int] = asyncio.Queue()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, signals.put_nowait, number)
-    gateway = Gateway(config)
+    gateway = Gateway(config, load=load, source=source, lines=lines)
     try:
         await gateway.start()
     except OSError as error:
         raise ConfigError(f"cannot listen: {error}") from error
-    options = config.gateway
     # What exists now stays: the collector need not look at it again, and requests leave no cycles behind.
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD, 20, 20)
     logger.info("serving on %s:%d, health on %s:%d, heartbeats on port %d",
                 *gateway.address, *gateway.health_address, gateway.registry_port)  # fmt: skip
     if not options.keys_file:
-        logger.warning("no keys_file: there is no authentication, every caller may do everything")
+        logger.warning("no keys_file: there is no authentication, every caller may infer")
     if not options.state_dir:
-        logger.warning("no state_dir: a restart forgets which models were seen")
-    await signals.get()
+        logger.warning("no state_dir: a restart forgets routes, drains and models seen")
+    while await signals.get() == signal.SIGHUP:
+        await gateway.reload("SIGHUP")
     logger.info(
-        "draining for at most %g s; a second signal ends it at once", options.drain_deadline_s
+        "draining for at most %g s; a second signal ends it at once",
+        gateway.config.drain_deadline_s,
     )
     drain = loop.create_task(gateway.drain())
-    second = loop.create_task(signals.get())
+    second = loop.create_task(_but_hangups(signals))
     await asyncio.wait((drain, second), return_when=asyncio.FIRST_COMPLETED)
     drain.cancel()
     second.cancel()
     await gateway.stop()
     logger.info("stopped")
+
+
+async def _but_hangups(signals: "asyncio.Queue[int]") -> None:
+    """Wait for a signal other than SIGHUP: it is too late for those."""
+    while await signals.get() == signal.SIGHUP:
+        pass
 
 
 def _joined(worker: Worker) -> None:
@@ -228,49 +529,6 @@ def _joined(worker: Worker) -> None:
     )
 
 
-def _store(options: GatewayConfig) -> Store | None:
-    if not options.state_dir:
-        return None
-    try:
-        return Store(Path(options.state_dir))
-    except StoreError as error:
-        raise ConfigError(str(error)) from error
-
-
-def _policy(options: GatewayConfig) -> Policy:
-    salt = f"{socket.gethostname()} {os.getpid()}".encode()
-    return make_policy(
-        options.route_policy,
-        PolicyOptions(
-            load_factor=options.affinity_load_factor, tie_break=options.tie_break, salt=salt
-        ),
-        random.Random(),
-    )
-
-
-def _upstream_limits(options: GatewayConfig) -> UpstreamLimits:
-    return UpstreamLimits(
-        connect_s=options.connect_timeout_s,
-        head_s=options.head_timeout_s,
-        first_byte_s=options.first_byte_timeout_s,
-        gap_s=options.gap_timeout_s,
-        total_s=options.total_timeout_s or inf,
-        keepalive_s=options.upstream_keepalive_s,
-        idle_max=options.upstream_idle_max,
-        connections=options.upstream_connections_max,
-        # A model can only be renamed in an answer that is there in full.
-        hold_bytes=options.hold_bytes
-        if options.response_model == "served"
-        else options.max_body_bytes,
-    )
-
-
-def _downstream_limits(options: GatewayConfig) -> DownstreamLimits:
-    return DownstreamLimits(
-        head_s=options.header_timeout_s,
-        body_s=options.body_timeout_s,
-        keepalive_s=options.keepalive_timeout_s,
-        head_bytes=options.max_header_bytes,
-        body_bytes=options.max_body_bytes,
-        connections=options.connections_max,
-    )
+def _plain(workers: tuple[Any, ...]) -> list[dict[str, Any]]:
+    """Return static workers as plain values."""
+    return [msgspec.to_builtins(worker) for worker in workers]

@@ -1,15 +1,17 @@
 """The command line: arguments in, one call into the program each."""
 
-import logging
 import os
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from pointsman import __version__
+from pointsman.cli_admin import admin_app_commands
 from pointsman.cli_config import config_app
+from pointsman.cli_keys import keys_app
+from pointsman.cli_operator import add_operator_commands
 from pointsman.engine.command import engine
 
 __all__ = ["app", "main"]
@@ -23,7 +25,10 @@ app = typer.Typer(
 )
 
 app.add_typer(config_app, name="config")
+app.add_typer(keys_app, name="keys")
+app.add_typer(admin_app_commands, name="admin")
 app.command("engine")(engine)
+add_operator_commands(app)
 
 BAD_CONFIGURATION = 2
 
@@ -57,11 +62,9 @@ def serve(
     from pointsman.app import serve as run
     from pointsman.config import ConfigError, load
 
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
-    )
+    read = partial(load, config, set_ or [], os.environ)
     try:
-        run(load(config, set_ or [], os.environ))
+        run(read(), read, str(config or ""))
     except ConfigError as error:
         typer.echo(f"pointsman: {error}", err=True)
         raise typer.Exit(BAD_CONFIGURATION) from None

@@ -411,11 +411,13 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Literal["off", "sampled", "all"],
         _option(
             "A line for every request, for none, or for those that failed or failed over and a "
-            "sample of the others."
+            "sample of the others.",
+            restart=True,
         ),
     ] = "sampled"
     access_log_sample: Annotated[
-        float, _option("Part of the uneventful requests that `sampled` logs.", ge=0, le=1)
+        float,
+        _option("Part of the uneventful requests that `sampled` logs.", ge=0, le=1, restart=True),
     ] = 0.01
     decisions_kept: Annotated[
         int,

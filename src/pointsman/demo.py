@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import uvloop
 from rich.console import Console, Group
@@ -41,8 +41,10 @@ RECENT = 8
 class Record(Metrics):
     """Metrics that also remember the latest requests, for people to look at."""
 
-    def __init__(self, workers: Callable[[], Iterable[Worker]], paths: Collection[str]) -> None:
-        super().__init__(workers, paths)
+    def __init__(
+        self, workers: Callable[[], Iterable[Worker]], paths: Collection[str], **options: Any
+    ) -> None:
+        super().__init__(workers, paths, **options)
         self.recent: deque[Exchange] = deque(maxlen=RECENT)
         self.served: Counter[str] = Counter()
 

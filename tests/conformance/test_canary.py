@@ -43,14 +43,12 @@ DIGEST = "900c4259ee85eb80ae9c8806518e9b788e7e3dc5e5d5f8fab81feaa126334306"
 """Source: specification, section 4.2."""
 
 SMOL = {"model": "smol", "aliases": ["s"], "backends": [{"model": "smol-v3"}]}
+CASCADE = {
+    "model": "auto",
+    "cascade": [{"model": "smol-v3", "accept_if": "mean_logprob >= -1.25"}, {"model": "größer"}],
+}
 BYSTANDERS: Routes = [
-    {
-        "model": "auto",
-        "cascade": [
-            {"model": "smol-v3", "accept_if": "mean_logprob >= -1.25"},
-            {"model": "größer"},
-        ],
-    },
+    {"model": "größer", "aliases": ["auto"], "backends": [{"model": "smol-v3"}]},
     {
         "model": "split",
         "targets": ["disaggregated", "unified"],
@@ -359,7 +357,7 @@ def test_others_keep_their_proportions_and_the_canary_comes_last() -> None:
         (SMOL, 0, "more than 0"),
         (SMOL, 1.01, "at most 1"),
         (SMOL, float("nan"), "more than 0"),
-        (BYSTANDERS[0], 0.5, "is a cascade"),
+        (CASCADE, 0.5, "is a cascade"),
         ({"model": "m", "backends": [{"model": "smol-v4"}]}, 0.5, "alone already"),
     ],
 )

@@ -261,8 +261,9 @@ class DataPlane:
             headers += b"www-authenticate: Bearer\r\n"
         keep = self._keep(request)
         method = request.method.decode("ascii", "replace")
+        path = request.path.decode("ascii", "replace")
         took = self.deadlines.now() - started
-        self.observer.answered(method, known[0] if known else "", error.status, took)
+        self.observer.answered(method, path, error.status, took, error.code or error.type)
         reply = error_reply(error, headers, close=not keep)
         if request.method == b"HEAD":
             # Its answer ends with the head, whatever length that announces.

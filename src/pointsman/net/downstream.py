@@ -475,7 +475,7 @@ class Downstream(asyncio.Protocol):
         error = self._refusal
         assert error is not None
         self._refusal = None
-        self._server.observer.answered("", "", error.status, 0.0)
+        self._server.observer.answered("", "", error.status, 0.0, error.code or error.type)
         self.write(error_reply(error, close=True))
         self._linger()
 

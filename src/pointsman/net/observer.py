@@ -13,8 +13,10 @@ class Observer(Protocol):
     def finished(self, x: Exchange) -> None:
         """Hear of a request to an engine that is over."""
 
-    def answered(self, method: str, path: str, status: int, seconds: float) -> None:
-        """Hear of an answer that the gateway gave itself."""
+    def answered(
+        self, method: str, path: str, status: int, seconds: float, error: str = ""
+    ) -> None:
+        """Hear of an answer that the gateway gave itself; `error` is the code or type of one that is an error."""
 
     def stale_resend(self) -> None:
         """Hear that a request was sent again, because its reused connection was closed already."""
@@ -38,7 +40,9 @@ class Silent:
     def finished(self, x: Exchange) -> None:
         """Ignore it."""
 
-    def answered(self, method: str, path: str, status: int, seconds: float) -> None:
+    def answered(
+        self, method: str, path: str, status: int, seconds: float, error: str = ""
+    ) -> None:
         """Ignore it."""
 
     def stale_resend(self) -> None:

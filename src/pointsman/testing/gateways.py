@@ -12,6 +12,8 @@ from pointsman.testing.origin import Origin, Script
 __all__ = ["counted", "fronted", "running"]
 
 ANY = "127.0.0.1:0"
+PEPPER = {"TL_GATEWAY_PEPPER": "pepper"}
+"""What the gateways of tests find in their environment."""
 
 
 @asynccontextmanager
@@ -31,7 +33,7 @@ async def running(
     config = GatewayConfig(
         listen=ANY, health_listen=ANY, registry_listen=ANY, workers=static, **options
     )
-    gateway = Gateway(Config(gateway=config))
+    gateway = Gateway(Config(gateway=config), environ=PEPPER)
     await gateway.start()
     try:
         yield gateway

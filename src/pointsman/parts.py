@@ -1,0 +1,157 @@
+"""From options to parts: what `pointsman.app` puts together is made here, one function per part.
+
+Nothing is started. Whatever an option asks for that cannot be had is a ConfigError that names the option.
+"""
+
+import os
+import random
+import secrets
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+from pathlib import Path
+
+import msgspec
+
+from pointsman.config import Address, ConfigError, GatewayConfig, StaticWorker
+from pointsman.control.changes import Static
+from pointsman.control.keyfile import KeyFile, KeyFileError, read_pepper
+from pointsman.control.store import Store, StoreError
+from pointsman.domain.keys import ANONYMOUS, Keyring, Principal, Scope
+from pointsman.domain.policy import Policy, PolicyOptions, make_policy
+from pointsman.domain.routes import Route
+from pointsman.domain.worker import Role, Worker
+from pointsman.errors import BadRequest, InvalidRoutes
+from pointsman.net.limits import DownstreamLimits, UpstreamLimits
+
+__all__ = [
+    "downstream_limits",
+    "key_file",
+    "policy",
+    "servable",
+    "static_worker",
+    "store",
+    "upstream_limits",
+    "whoever",
+]
+
+OPERATOR = Principal("", "anonymous", frozenset((Scope.INFER, Scope.EMBED, Scope.ADMIN)))
+"""Whoever asks a gateway without keys that only its own machine can reach."""
+
+
+def store(options: GatewayConfig) -> Store:
+    """Return what outlives a restart; without a folder it only lives as long as the process."""
+    try:
+        return Store(Path(options.state_dir) if options.state_dir else None)
+    except StoreError as error:
+        raise ConfigError(str(error)) from error
+
+
+def key_file(options: GatewayConfig, environ: Mapping[str, str]) -> tuple[KeyFile, Keyring] | None:
+    """Return the API keys, loaded, None where there are none."""
+    if not options.keys_file:
+        return None
+    try:
+        pepper = read_pepper(environ, options.pepper_env)
+    except ValueError as error:
+        raise ConfigError(f'gateway.keys_file = "{options.keys_file}": {error}') from None
+    keyring = Keyring(
+        pepper,
+        ttl_s=options.key_cache_ttl_s,
+        wall=time.time,
+        cache_key=secrets.token_bytes(32),
+    )
+    keys = KeyFile(Path(options.keys_file), keyring)
+    try:
+        keys.load()
+    except KeyFileError as error:
+        raise ConfigError(f"gateway.keys_file: {error}") from None
+    return keys, keyring
+
+
+def whoever(options: GatewayConfig) -> Callable[[bytes | None, float], Principal]:
+    """Return how callers are admitted where there are no keys.
+
+    Whoever can reach a loopback address sits at this machine, and may administer the gateway; nobody else may.
+    """
+    principal = OPERATOR if Address.parse(options.listen).is_loopback else ANONYMOUS
+    return lambda authorization, now: principal
+
+
+def policy(options: GatewayConfig) -> Policy:
+    """Return the policy. Equal options make equal policies but for the salt, which is the process's own."""
+    salt = f"{socket.gethostname()} {os.getpid()}".encode()
+    try:
+        return make_policy(
+            options.route_policy,
+            PolicyOptions(
+                load_factor=options.affinity_load_factor, tie_break=options.tie_break, salt=salt
+            ),
+            random.Random(),
+        )
+    except ValueError as error:
+        raise ConfigError(f"gateway.route_policy: {error}") from None
+
+
+def servable(routes: Sequence[Route]) -> None:
+    """Raise InvalidRoutes for a route that this version cannot serve."""
+    for index, route in enumerate(routes):
+        where = f"routes[{index}]"
+        if route.cascade:
+            raise InvalidRoutes(
+                f"{where}.cascade: cascades are not served by this version",
+                param=f"{where}.cascade",
+            )
+        if "unified" not in route.targets:
+            raise InvalidRoutes(
+                f"{where}.targets: disaggregated serving is not served by this version; "
+                'add "unified" after it',
+                param=f"{where}.targets",
+            )
+
+
+def static_worker(values: Static) -> Worker:
+    """Return the worker of an entry of `workers`. Raises BadRequest with `param`."""
+    try:
+        static = msgspec.convert(values, StaticWorker)
+    except msgspec.ValidationError as error:
+        raise BadRequest(str(error)) from None
+    if static.role is not Role.UNIFIED:
+        raise BadRequest(
+            "static workers that are not unified are not served by this version", param="role"
+        )
+    try:
+        return static.worker()
+    except ValueError as error:
+        raise BadRequest(f"url: {error}", param="url") from None
+
+
+def upstream_limits(options: GatewayConfig) -> UpstreamLimits:
+    """Return what an engine may take."""
+    return UpstreamLimits(
+        connect_s=options.connect_timeout_s,
+        head_s=options.head_timeout_s,
+        first_byte_s=options.first_byte_timeout_s,
+        gap_s=options.gap_timeout_s,
+        total_s=options.total_timeout_s or inf,
+        keepalive_s=options.upstream_keepalive_s,
+        idle_max=options.upstream_idle_max,
+        connections=options.upstream_connections_max,
+        # A model can only be renamed in an answer that is there in full.
+        hold_bytes=options.hold_bytes
+        if options.response_model == "served"
+        else options.max_body_bytes,
+    )
+
+
+def downstream_limits(options: GatewayConfig) -> DownstreamLimits:
+    """Return what a client may take."""
+    return DownstreamLimits(
+        head_s=options.header_timeout_s,
+        body_s=options.body_timeout_s,
+        keepalive_s=options.keepalive_timeout_s,
+        head_bytes=options.max_header_bytes,
+        body_bytes=options.max_body_bytes,
+        connections=options.connections_max,
+    )
