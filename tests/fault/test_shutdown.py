@@ -142,7 +142,7 @@ async def served(
     config = folder / "gateway.toml"
     config.write_text(
         "[gateway]\nlisten = '127.0.0.1:0'\nhealth_listen = '127.0.0.1:0'\n"
-        "registry_listen = '127.0.0.1:0'\n"
+        "registry_listen = '127.0.0.1:0'\nlog_format = 'text'\n"
         + "\n".join(lines)
         + f"\n[[gateway.workers]]\nid = 'a'\nurl = 'http://{worker}'\nmodel = 'm'\n"
     )

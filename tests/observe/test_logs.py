@@ -324,5 +324,5 @@ async def test_o04_a_gateway_at_debug_level_logs_neither_keys_nor_prompts(
     assert PROMPT not in written
     assert len(lines(stream)) > 0
     # It was all understood, or else there was nothing to find.
-    assert statuses == [200, 404, 400, 400, 404, 200, 404, 404, 200, 200, 400, 400]
+    assert statuses == [200, 404, 400, 400, 404, 200, 404, 403, 200, 200, 400, 400]
     assert PROMPT.encode() in good.requests[0].body
