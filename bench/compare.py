@@ -96,7 +96,10 @@ def wait_until_ready(gateway: Gateway, process: Process, log: Path, patience_s: 
     """Return once a chat request through the gateway is answered; raise `Missing` if that does not come."""
     body = b'{"model":"m","messages":[{"role":"user","content":"ready?"}]}'
     url = f"http://127.0.0.1:{gateway.port}/v1/chat/completions"
-    ask = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+    headers = {"Content-Type": "application/json"}
+    if gateway.key:
+        headers["Authorization"] = f"Bearer {gateway.key}"
+    ask = urllib.request.Request(url, body, headers)
     # A proxy of the environment must not stand between us and the loopback.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     deadline = time.monotonic() + patience_s
@@ -136,6 +139,7 @@ def _measure_once(
             seconds=duration,
             stream_share=mode.stream_share,
             rate=mode.rate,
+            **({"key": gateway.key} if gateway.key else {}),
         )
 
     apply(mode.warm_up_s)

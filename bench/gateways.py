@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 from harness import ENGINE_PORTS, HERE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["GATEWAYS", "Gateway", "Missing"]
+__all__ = ["GATEWAYS", "KEY", "KEY_TEXT", "Gateway", "Missing"]
 
 _HOSTS = [f"127.0.0.1:{port}" for port in ENGINE_PORTS]
 # What sglang-router imports; without --no-deps it would bring a whole inference engine.
@@ -85,6 +86,17 @@ backend engines
 """
 
 
+KEY_TEXT = f"tl_{12 * 'a'}_{32 * 'A'}"
+KEY = {
+    "key_id": 12 * "a",
+    "hmac": "900c4259ee85eb80ae9c8806518e9b788e7e3dc5e5d5f8fab81feaa126334306",
+    "tenant": "bench",
+    "name": "bench",
+    "scopes": ["infer"],
+}
+"""The record of that key under the pepper `pepper`."""
+
+
 class Missing(Exception):
     """The gateway is not on this machine."""
 
@@ -98,6 +110,7 @@ class Gateway:
     command: Callable[[Path, Path], list[str]]
     version: Callable[[Path], str]
     about: str
+    key: str = ""  # an API key for every request
 
 
 def _program(name: str) -> str:
@@ -178,6 +191,29 @@ def _pointsman(scratch: Path, cache: Path) -> list[str]:
     return [_pointsman_program(), "serve", "--config", str(HERE / "compare.toml")]
 
 
+def _pointsman_keys(scratch: Path, cache: Path) -> list[str]:
+    """Everything on that an operator has on: keys, and an access line for one request of a hundred."""
+    keys = scratch / "keys.jsonl"
+    keys.write_bytes(msgspec.json.encode(KEY) + b"\n")
+    settings = {
+        "keys_file": keys,
+        "access_log": "sampled",
+        "listen": "127.0.0.1:8088",
+        "health_listen": "127.0.0.1:18089",
+        "registry_listen": "127.0.0.1:18090",
+    }
+    sets = [part for key, value in settings.items() for part in ("--set", f"gateway.{key}={value}")]
+    serve = [_pointsman_program(), "serve", "--config", str(HERE / "compare.toml")]
+    return [_program("env"), "TL_GATEWAY_PEPPER=pepper", *serve, *sets]
+
+
+def _pointsman_former(scratch: Path, cache: Path) -> list[str]:
+    own = os.environ.get("POINTSMAN_FORMER")
+    if not own:
+        raise Missing("POINTSMAN_FORMER has no command that serves another version on port 8089")
+    return shlex.split(own)
+
+
 def _pointsman_version(cache: Path) -> str:
     return importlib.metadata.version("pointsman")
 
@@ -199,6 +235,21 @@ GATEWAYS = {
         Gateway(
             "sglang-router", 8084, _sglang_router, _sglang_router_version, "cache_aware, metrics"
         ),
-        Gateway("pointsman", 8087, _pointsman, _pointsman_version, "affinity, metrics"),
+        Gateway("pointsman", 8087, _pointsman, _pointsman_version, "affinity, metrics, decisions"),
+        Gateway(
+            "pointsman-keys",
+            8088,
+            _pointsman_keys,
+            _pointsman_version,
+            "the same with keys and a sampled access log",
+            key=KEY_TEXT,
+        ),
+        Gateway(
+            "pointsman-former",
+            8089,
+            _pointsman_former,
+            _no_version,
+            "another version, to compare with",
+        ),
     )
 }

@@ -194,7 +194,7 @@ def build() -> None:
         subprocess.run(["gcc", *flags, "-o", program, source], check=True)
 
 
-def load_command(port: int, **options: float | bool) -> list[str]:
+def load_command(port: int, **options: float | bool | str) -> list[str]:
     """The command line of load.c; `stream_share=1` becomes `--stream-share 1`."""
     command = [str(BUILD / "load"), "--port", str(port)]
     for name, value in options.items():
@@ -210,7 +210,7 @@ def parse_report(output: bytes) -> LoadReport:
     return msgspec.json.decode(output, type=LoadReport)
 
 
-def load(port: int, **options: float | bool) -> LoadReport:
+def load(port: int, **options: float | bool | str) -> LoadReport:
     """Run the load to its end. What it says about bad answers goes to stderr."""
     done = subprocess.run(load_command(port, **options), stdout=subprocess.PIPE, check=True)
     return parse_report(done.stdout)

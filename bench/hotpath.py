@@ -1,6 +1,6 @@
 """The Python of one request, without sockets: a client's bytes in, an engine's bytes in, everything in between.
 
-    python bench/hotpath.py [--profile]
+    python bench/hotpath.py [--keys] [--profile]
 
 Transports are fakes whose writes cost next to nothing, so what is left is what the gateway itself spends per request
 and per streamed chunk. The figure is best compared with itself, before and after a change.
@@ -12,12 +12,14 @@ import argparse
 import asyncio
 import cProfile
 import pstats
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import uvloop
+from gateways import KEY, KEY_TEXT
 
 from pointsman.app import Gateway
 from pointsman.config import Config, GatewayConfig, StaticWorker
@@ -62,14 +64,16 @@ class FakeTransport:
         return False
 
 
-def request(stream: bool) -> bytes:
+def request(stream: bool, key: str) -> bytes:
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": CONTENT}]
     body = msgspec.json.encode(
         {"model": "m", "messages": messages, "max_tokens": 64, "stream": stream, "temperature": 0.0}
     )
+    authorization = f"Authorization: Bearer {key}\r\n".encode() if key else b""
     return (
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:8087\r\n"
-        b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:8087\r\n%b"
+        b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+        % (authorization, len(body), body)
     )
 
 
@@ -86,17 +90,21 @@ STREAM_HEAD = (
 CHUNK = b"c8\r\n" + b"data: " + b"x" * 192 + b"\n\n\r\n"
 
 
-async def measure(count: int, profile: bool) -> None:
+async def measure(count: int, profile: bool, keys: str) -> None:
     workers = tuple(
         StaticWorker(id=name, url=f"http://127.0.0.1:{port}", model="m")
         for name, port in (("a", 1), ("b", 2))
     )
     at = "127.0.0.1:0"
-    gateway = Gateway(
-        Config(
-            gateway=GatewayConfig(listen=at, health_listen=at, registry_listen=at, workers=workers)
-        )
+    options = GatewayConfig(
+        listen=at,
+        health_listen=at,
+        registry_listen=at,
+        workers=workers,
+        keys_file=keys,
+        access_log="off",
     )
+    gateway = Gateway(Config(gateway=options), environ={"TL_GATEWAY_PEPPER": "pepper"})
     await gateway.start()
     plane = gateway._plane
     lanes = [plane.pool.lane(worker) for worker in gateway.registry.snapshot()]
@@ -110,7 +118,8 @@ async def measure(count: int, profile: bool) -> None:
     client = Downstream(plane)
     client.connection_made(FakeTransport())  # type: ignore[arg-type]
 
-    plain = request(stream=False)
+    key = KEY_TEXT if keys else ""
+    plain = request(False, key)
 
     def one_request() -> None:
         client.data_received(plain)
@@ -119,7 +128,7 @@ async def measure(count: int, profile: bool) -> None:
 
     run("request", one_request, count, profile)
 
-    client.data_received(request(stream=True))
+    client.data_received(request(True, key))
     upstream = upstreams[0] if not lanes[0].idle else upstreams[1]
     upstream.data_received(STREAM_HEAD + CHUNK)
     relay: Any = upstream.transport.protocol  # type: ignore[attr-defined]
@@ -139,7 +148,7 @@ def run(name: str, what: Callable[[], None], count: int, profile: bool) -> None:
         pstats.Stats(profiler).sort_stats("tottime").print_stats(30)
         return
     best = float("inf")
-    for _ in range(5):
+    for _ in range(20):
         start = time.process_time()
         for _ in range(count):
             what()
@@ -149,10 +158,15 @@ def run(name: str, what: Callable[[], None], count: int, profile: bool) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=20000)
+    parser.add_argument("--count", type=int, default=5000)
+    parser.add_argument("--keys", action="store_true", help="with an API key in every request")
     parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()
-    uvloop.run(measure(arguments.count, arguments.profile))
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(msgspec.json.encode(KEY) + b"\n")
+        file.flush()
+        keys = file.name if arguments.keys else ""
+        uvloop.run(measure(arguments.count, arguments.profile, keys))
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ struct conn {
     struct conn *next_idle;
 };
 
-static const char *host = "127.0.0.1", *path = "/v1/chat/completions", *model = "m";
+static const char *host = "127.0.0.1", *path = "/v1/chat/completions", *model = "m", *key = NULL;
 static int port = 8087, connections = 32, prompts = 64, body_bytes = 2048, timeout_s = 30;
 static double seconds = 8, rate, stream_share;
 static long request_limit = -1;
@@ -164,7 +164,9 @@ static void write_requests(void) {
             appendf(&body, "{\"model\":\"%s\",\"messages\":[{\"role\":\"system\",\"content\":\"Conversation %d. ", model, i);
             while (body.len + strlen(sentence) + 160 < (size_t)body_bytes) append(&body, sentence, strlen(sentence));
             appendf(&body, "\"},{\"role\":\"user\",\"content\":\"How is it set up?\"}],\"max_tokens\":100,\"temperature\":0.0,\"stream\":%s}", stream ? "true" : "false");
-            appendf(r, "POST %s HTTP/1.1\r\nHost: %s:%d\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n\r\n", path, host, port, body.len);
+            appendf(r, "POST %s HTTP/1.1\r\nHost: %s:%d\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n", path, host, port, body.len);
+            if (key) appendf(r, "Authorization: Bearer %s\r\n", key);
+            appendf(r, "\r\n");
             append(r, body.data, body.len);
             free(body.data);
         }
@@ -599,6 +601,7 @@ int main(int argc, char **argv) {
     static const struct option options[] = {
         {"port", 1, 0, 'p'},    {"connections", 1, 0, 'c'}, {"seconds", 1, 0, 's'},      {"requests", 1, 0, 'n'}, {"rate", 1, 0, 'r'},    {"stream-share", 1, 0, 'S'},
         {"prompts", 1, 0, 'k'}, {"body-bytes", 1, 0, 'b'},  {"timeout-s", 1, 0, 't'},    {"model", 1, 0, 'm'},    {"path", 1, 0, 'u'},    {"drain", 0, 0, 'd'},
+        {"key", 1, 0, 'K'},
         {0, 0, 0, 0},
     };
     int o;
@@ -616,10 +619,11 @@ int main(int argc, char **argv) {
         case 'm': model = optarg; break;
         case 'u': path = optarg; break;
         case 'd': drain = true; break;
+        case 'K': key = optarg; break;
         default:
             fprintf(stderr,
                     "usage: load [--port 8087] [--connections 32] [--seconds 8 | --requests N] [--rate PER_SECOND] [--stream-share 0..1]\n"
-                    "            [--prompts 64] [--body-bytes 2048] [--timeout-s 30] [--model m] [--path PATH] [--drain]\n"
+                    "            [--prompts 64] [--body-bytes 2048] [--timeout-s 30] [--model m] [--path PATH] [--key KEY] [--drain]\n"
                     "--drain waits at the end for the answers under way (--requests always does).\n");
             return 2;
         }

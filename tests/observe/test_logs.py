@@ -315,7 +315,10 @@ async def test_o04_a_gateway_at_debug_level_logs_neither_keys_nor_prompts(
         request(chat, body).replace(b"content-length", b"content-length: 1\r\ncontent-length"),
     ]
     statuses = []
-    async with Origin() as good, running({"a": "127.0.0.1:1", "b": good.address}) as gateway:
+    async with (
+        Origin() as good,
+        running({"a": "127.0.0.1:1", "b": good.address}, access_log="all") as gateway,
+    ):
         for data in asked:
             async with Client(gateway.address) as client:
                 statuses.append((await client.ask(data)).status)

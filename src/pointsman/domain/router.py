@@ -47,7 +47,7 @@ class Target(Struct, frozen=True, eq=False, gc=False):
     prefill: Worker | None = None
     policy_reason: str = ""
     candidates: tuple[Worker, ...] = ()
-    loads: tuple[int, ...] = ()
+    loads: Sequence[int] = ()
 
     def __repr__(self) -> str:
         return f"<Target {self.worker.id} {self.served_model} {self.reason}>"
@@ -153,7 +153,7 @@ class Router:
             if workers:
                 worker, why = self._policy.pick(workers, load_of, request)
                 loads = (
-                    tuple([each.in_flight + each.queue_depth for each in workers])
+                    [each.in_flight + each.queue_depth for each in workers]
                     if len(workers) <= LOADS_KEPT
                     else ()
                 )

@@ -30,6 +30,7 @@ async def running(
         for name, address in (workers or {}).items()
     )
     options.setdefault("route_policy", "least_outstanding")
+    options.setdefault("access_log", "off")
     config = GatewayConfig(
         listen=ANY, health_listen=ANY, registry_listen=ANY, workers=static, **options
     )
