@@ -3,7 +3,7 @@ BIN ?= .venv/bin
 
 .PHONY: setup fmt lint type test mutants check bench docs proto
 
-setup:   ; scripts/setup dev engine
+setup:   ; scripts/setup dev engine otel
 fmt:     ; $(BIN)/ruff format . && $(BIN)/ruff check --fix .
 lint:    ; $(BIN)/ruff format --check . && $(BIN)/ruff check .
 type:    ; $(BIN)/mypy
@@ -11,5 +11,5 @@ test:    ; $(BIN)/pytest
 mutants: ; $(BIN)/python tests/mutants/run.py
 check:   ; scripts/check
 bench:   ; $(BIN)/python bench/compare.py nginx sglang-router pointsman
-docs:    ; $(BIN)/pointsman config reference > docs/config.md
+docs:    ; $(BIN)/pointsman config reference > docs/config.md && $(BIN)/pointsman admin reference > docs/admin.md
 proto:   ; $(BIN)/python -m pointsman.proto
