@@ -217,7 +217,9 @@ async def test_an_application_that_is_called_by_another_server_is_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Counting(Silent):
-        def answered(self, method: str, path: str, status: int, seconds: float) -> None:
+        def answered(
+            self, method: str, path: str, status: int, seconds: float, error: str = ""
+        ) -> None:
             counted.append((method, path, status, seconds >= 0.0))
 
     async def application(scope: Any, receive: Receive, send: Send) -> None:
