@@ -223,7 +223,8 @@ def _why(tried: Tried) -> str:
 
 
 def _kv_used(worker: WorkerRow) -> str:
-    total = worker.kv_total_blocks
+    # Of a static worker nobody has told; its capacity is a weight.
+    total = 0 if worker.static else worker.kv_total_blocks
     return f"{100 * (total - worker.kv_free_blocks) / total:.0f}%" if total else "-"
 
 
