@@ -48,6 +48,10 @@ class TlsFiles:
     key: Pem
     ca: Pem
 
+    def __bool__(self) -> bool:
+        """Whether any of the options is set."""
+        return any(pem.path for pem in (self.cert, self.key, self.ca))
+
     def check(self, *, server: bool) -> None:
         """Try whether the files can be used, by a server or by a client.
 

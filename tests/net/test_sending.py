@@ -17,12 +17,19 @@ class Transport:
         self._extra = {"socket": raw, "sslcontext": sslcontext}
         self.queue = b""
         self.closing = False
+        self.limits: list[int] = []
 
     def get_extra_info(self, name: str) -> Any:
         return self._extra[name]
 
     def write(self, data: bytes) -> None:
         self.queue += data
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        self.limits.append(high)
+
+    def set_read_buffer_limits(self, high: int) -> None:
+        self.limits.append(high)
 
     def get_write_buffer_size(self) -> int:
         return len(self.queue)
@@ -96,3 +103,12 @@ def test_a_transport_that_encrypts_writes_itself(
 ) -> None:
     for transport in (Transport(pair[0], sslcontext=object()), Transport(None)):
         assert send_to(transport) == transport.write
+
+
+def test_a_transport_that_encrypts_buffers_no_more_than_a_plain_one(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    encrypting, plain = Transport(pair[0], sslcontext=object()), Transport(pair[0])
+    send_to(encrypting)
+    send_to(plain)
+    assert (encrypting.limits, plain.limits) == ([65536, 1], [])

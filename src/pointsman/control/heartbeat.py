@@ -4,21 +4,29 @@ Bytes become a `WorkerReport`, the pure `Registry` judges it, its `Ack` becomes 
 engine sends, the worst that happens is a status: INVALID_ARGUMENT for nonsense, which changes
 nothing, and INTERNAL for a fault of the gateway, which is counted.
 
-It decides nothing about workers, and has neither authentication nor TLS: the contract is plaintext
-on a trusted network.
+The contract's default is plaintext on a trusted network; `Credentials` are for all others. Who may
+say what about which worker is not decided here: an engine that is let in is believed.
 """
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
+from pointsman.certificates import TlsFiles
 from pointsman.domain.registry import InvalidReport, Registry, WorkerReport
 from pointsman.proto.control_pb2 import HeartbeatAck, WorkerStatus
 
-__all__ = ["MESSAGE_LIMIT_BYTES", "SERVICE", "HeartbeatService", "serve_registry"]
+__all__ = [
+    "MESSAGE_LIMIT_BYTES",
+    "SERVICE",
+    "Credentials",
+    "HeartbeatService",
+    "serve_registry",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -79,11 +87,50 @@ class HeartbeatService:
         return grpc.method_handlers_generic_handler(SERVICE, {"Heartbeat": method})
 
 
-async def serve_registry(listen: str, service: HeartbeatService) -> tuple[Any, int]:
+class Credentials:
+    """Whom the registry's port shows itself as, and whom it lets in, as files that may be replaced.
+
+    With a CA only engines that show a certificate of it are let in. Raises TlsError for files that
+    cannot be used.
+    """
+
+    def __init__(self, files: TlsFiles) -> None:
+        self._files = files
+        # gRPC takes from it, in a thread of its own.
+        self._fresh: deque[Any] = deque(maxlen=1)
+        self.server = grpc.dynamic_ssl_server_credentials(
+            self._read(), self._changed, require_client_authentication=bool(files.ca.path)
+        )
+        """What gRPC wants for a port."""
+
+    def reload(self) -> None:
+        """Read the files again, for every connection from now on.
+
+        Raises TlsError, and changes nothing then.
+        """
+        self._fresh.append(self._read())
+
+    def _read(self) -> Any:
+        files = self._files
+        files.check(server=True)
+        pair = (files.key.read(), files.cert.read())
+        return grpc.ssl_server_certificate_configuration([pair], files.ca.read() or None)
+
+    def _changed(self) -> Any:
+        """Return what is new since the last connection, None for nothing. gRPC asks before each."""
+        try:
+            return self._fresh.pop()
+        except IndexError:
+            return None
+
+
+async def serve_registry(
+    listen: str, service: HeartbeatService, credentials: Credentials | None = None
+) -> tuple[Any, int]:
     """Start a grpc.aio server and return it with the port that it got.
 
     `listen` is `host:port`, `:port` (every interface) or `[IPv6]:port`; port 0 lets the kernel
-    choose. Raises OSError where the address cannot be had.
+    choose. Without credentials it speaks plaintext. Raises OSError where the address cannot be had.
     """
     server = grpc.aio.server(
         options=[
@@ -94,8 +141,13 @@ async def serve_registry(listen: str, service: HeartbeatService) -> tuple[Any, i
         ]
     )
     server.add_generic_rpc_handlers((service.generic_handler(),))
+    address = f"[::]{listen}" if listen[0] == ":" else listen
     try:
-        port: int = server.add_insecure_port(f"[::]{listen}" if listen[0] == ":" else listen)
+        port: int = (
+            server.add_insecure_port(address)
+            if credentials is None
+            else server.add_secure_port(address, credentials.server)
+        )
     except RuntimeError:
         raise OSError(f"cannot listen on {listen} for heartbeats") from None
     await server.start()

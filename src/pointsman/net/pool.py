@@ -7,9 +7,14 @@ driver sends it once more on a fresh one.
 A lane belongs to one `Worker` object, that is to one life of an engine. When the registry gives the worker up, its idle
 connections are closed, and requests that wait for a first byte there are failed over at once; streams that already
 reached their clients run on.
+
+A worker that says `https://` is spoken to over TLS. One that cannot show that it is who it should be counts as refused,
+like one that does not listen; it is also logged, once until it can, because only an operator can mend that.
 """
 
 import asyncio
+import logging
+import ssl
 from collections import deque
 from typing import Protocol, cast
 
@@ -18,9 +23,12 @@ from pointsman.flow.effects import Lost, Why
 from pointsman.net.clock import Deadlines
 from pointsman.net.limits import UpstreamLimits
 from pointsman.net.observer import Observer
+from pointsman.net.tls import system_context
 from pointsman.net.upstream import Upstream
 
 __all__ = ["Asker", "Lane", "Pool"]
+
+logger = logging.getLogger(__name__)
 
 
 class Asker(Protocol):
@@ -37,8 +45,10 @@ class Lane:
     """The connections to one worker."""
 
     __slots__ = (
+        "_distrusted",
         "_openings",
         "_pool",
+        "authority",
         "busy",
         "closed",
         "connecting",
@@ -52,8 +62,10 @@ class Lane:
     )
 
     def __init__(self, pool: "Pool", worker: Worker) -> None:
-        host, _, port = worker.http_address.rpartition(":")
+        self.authority = worker.http_address.rpartition("//")[2]
+        host, _, port = self.authority.rpartition(":")
         self._pool = pool
+        self._distrusted = False
         self.worker = worker
         self.host = host.strip("[]")
         self.port = int(port)
@@ -73,7 +85,7 @@ class Lane:
             opening = b"POST %b%b HTTP/1.1\r\nhost: %b\r\ncontent-length: " % (
                 self.worker.base_path.encode(),
                 path,
-                self.worker.http_address.encode(),
+                self.authority.encode(),
             )
             # The paths are few, and of the configuration; queries are the clients'.
             if b"?" not in path:
@@ -110,7 +122,9 @@ class Lane:
                 upstream = await self._free() or await self._open()
         except TimeoutError:
             lost = Lost(Why.TIMED_OUT, f"no connection to {self.worker.id} within the limit")
-        except OSError as error:
+        except ssl.SSLCertVerificationError as error:
+            lost = self._distrust(error.verify_message)
+        except (OSError, ValueError) as error:  # ValueError: no name that a certificate could have.
             lost = Lost(Why.REFUSED, f"no connection to {self.worker.id}: {error}")
         # The asker's answer may be to evict this worker, and `close` must not tell it a second time.
         self.connecting.pop(cast("asyncio.Task[None]", asyncio.current_task()), None)
@@ -155,13 +169,32 @@ class Lane:
         self._pool.observer.opened("upstream")
         upstream = Upstream(self, self._pool.deadlines)
         try:
-            await asyncio.get_running_loop().create_connection(
-                lambda: upstream, self.host, self.port
-            )
+            if self.worker.tls:
+                await asyncio.get_running_loop().create_connection(
+                    lambda: upstream,
+                    self.host,
+                    self.port,
+                    ssl=self._pool.tls or system_context(),
+                    # Neither the zone of an address nor the root's dot is part of a name in a certificate.
+                    server_hostname=self.host.partition("%")[0].rstrip("."),
+                )
+                self._distrusted = False
+            else:
+                await asyncio.get_running_loop().create_connection(
+                    lambda: upstream, self.host, self.port
+                )
         except BaseException:
             upstream.discard()
             raise
         return upstream
+
+    def _distrust(self, why: str) -> Lost:
+        """Say that the worker is not who it should be, or that nobody can tell."""
+        detail = f"no connection to {self.worker.id}: its certificate is not trusted: {why}"
+        if not self._distrusted:
+            self._distrusted = True
+            logger.warning("%s", detail)
+        return Lost(Why.REFUSED, detail)
 
     def give(self, upstream: Upstream) -> None:
         """Take back a connection that may carry another request."""
@@ -213,17 +246,22 @@ class Lane:
 
 
 class Pool:
-    """All lanes, and the tasks that open connections."""
+    """All lanes, and the tasks that open connections.
+
+    `tls` is the context for workers that speak TLS; without one they are trusted by the CAs of the system.
+    """
 
     def __init__(
         self,
         limits: UpstreamLimits,
         deadlines: Deadlines,
         observer: Observer,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.limits = limits
         self.deadlines = deadlines
         self.observer = observer
+        self.tls = tls
         self._lanes: dict[Worker, Lane] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -233,6 +271,12 @@ class Pool:
         if lane is None:
             lane = self._lanes[worker] = Lane(self, worker)
         return lane
+
+    def set_limits(self, limits: UpstreamLimits) -> None:
+        """Put limits in force for what happens from now on."""
+        self.limits = limits
+        for lane in self._lanes.values():
+            lane.limits = limits
 
     def leave(self, worker: Worker) -> None:
         """Close the lane of a worker that the registry gave up."""

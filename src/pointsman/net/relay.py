@@ -35,6 +35,7 @@ class Relay(asyncio.Protocol):
 
     __slots__ = (
         "_chunked",
+        "_complete",
         "_cut",
         "_deadlines",
         "_ended",
@@ -82,6 +83,7 @@ class Relay(asyncio.Protocol):
         self._misses = 0
         self._touched = False
         self._paused = False
+        self._complete = False
         self.deadline = min(deadlines.now() + self._gap_s, total)
         upstream.hand_over(self)
         deadlines.add(self)
@@ -100,10 +102,15 @@ class Relay(asyncio.Protocol):
         if self._cut.done:
             self._finish()
 
+    def eof_received(self) -> None:
+        """Note that the engine ends the connection in good order, which over TLS takes more than a FIN."""
+        self._complete = True
+
     def connection_lost(self, exc: Exception | None) -> None:
         """End an answer that ends with the connection, if it looks whole; else it broke."""
         self._upstream.relay_lost()
-        if exc is None and self._framing is Framing.UNTIL_CLOSE and self._looks_whole():
+        until_close = self._framing is Framing.UNTIL_CLOSE
+        if exc is None and self._complete and until_close and self._looks_whole():
             self._close()
             self._write_end()
             self._ended(Done())

@@ -10,11 +10,12 @@ It opens no connection, and reads no clock: whether a certificate is still valid
 
 import ssl
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Self
 
 from pointsman.certificates import TlsFiles
 
-__all__ = ["LiveContext", "client_context", "server_context"]
+__all__ = ["LiveContext", "client_context", "server_context", "system_context"]
 
 ALPN = ["http/1.1"]
 
@@ -65,7 +66,8 @@ def client_context(files: TlsFiles) -> LiveContext:
     """Return the context towards engines, which are verified by host name or IP address.
 
     They are trusted by the CA of the files, or by those of the system where there is none; the certificate is for
-    engines that ask for one. Raises TlsError for files that cannot be used.
+    engines that ask for one. Raises TlsError for files that cannot be used. Where there are no files at all,
+    `system_context` does the same.
     """
 
     def make() -> ssl.SSLContext:
@@ -76,6 +78,17 @@ def client_context(files: TlsFiles) -> LiveContext:
         return context
 
     return LiveContext(make)
+
+
+@cache
+def system_context() -> ssl.SSLContext:
+    """Return the context towards engines of which nothing is configured.
+
+    It is made when it is first needed: reading the CAs of a system takes tens of milliseconds.
+    """
+    context = _modern(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+    context.load_default_certs()
+    return context
 
 
 def _modern(context: ssl.SSLContext) -> ssl.SSLContext:

@@ -6,6 +6,7 @@ transport's place of this protocol, and the bytes no longer come through here.
 """
 
 import asyncio
+import ssl
 from enum import Enum
 from math import inf
 from typing import TYPE_CHECKING, Protocol, cast
@@ -70,6 +71,7 @@ class Upstream(asyncio.Protocol):
     __slots__ = (
         "_buffer",
         "_deadlines",
+        "_ended",
         "_head",
         "_held",
         "_interims",
@@ -97,6 +99,7 @@ class Upstream(asyncio.Protocol):
         self._size = 0
         self._interims = 0
         self._used = False
+        self._ended = False
         self.deadline = inf
         self.state = State.IDLE
 
@@ -169,6 +172,13 @@ class Upstream(asyncio.Protocol):
         except ProtocolError as error:
             self._lose(Lost(Why.PROTOCOL, f"worker {self._lane.worker.id}: {error}"))
 
+    def eof_received(self) -> None:
+        """Note that the engine ends the connection in good order: by a FIN, or over TLS by its close_notify.
+
+        Over TLS a FIN alone ends it too, but that can be forged, so a body must not end by it.
+        """
+        self._ended = True
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Judge what is there, if the body may end this way; else the attempt is lost."""
         if self.state is State.CLOSED:
@@ -184,13 +194,17 @@ class Upstream(asyncio.Protocol):
         elif (
             state is State.BODY
             and exc is None
+            and self._ended
             and head is not None
             and head.framing is Framing.UNTIL_CLOSE
             and self._is_whole(head)
         ):
             judge.answered(Answer(head, b"".join(self._held), True))
         else:
-            judge.lost(Lost(Why.RESET, f"worker {self._lane.worker.id} closed the connection"))
+            # An alert, such as that it wants a certificate of ours, comes after the handshake in TLS 1.3.
+            why = f": {exc}" if isinstance(exc, ssl.SSLError) else ""
+            detail = f"worker {self._lane.worker.id} closed the connection{why}"
+            judge.lost(Lost(Why.RESET, detail))
 
     def expired(self, now: float) -> None:
         """Give up waiting."""
