@@ -88,7 +88,7 @@ LAYERS: dict[str, set[str]] = {
     "trial": {"rich"},
     "testing": {
         *("app", "config", "control", "domain", "errors", "flow", "parts", "wire"),
-        *("jsonschema_rs", "msgspec"),
+        *("jsonschema_rs", "msgspec", "trustme"),
     },
 }
 """What each part may import besides itself and the standard library: parts of the package, and distributions."""
@@ -113,17 +113,19 @@ IMPURE = {
 """What nothing below the line may import of the standard library."""
 
 LAST_RESORTS = {
+    "pointsman.app": ["Exception"],
     "pointsman.net.driver": ["Exception"],
     "pointsman.net.asgi": ["Exception"],
     "pointsman.net.pool": ["BaseException"],
     "pointsman.control.heartbeat": ["Exception"],
     "pointsman.control.mounts": ["Exception"],
+    "pointsman.control.reload": ["Exception"],
     "pointsman.engine.heartbeat": ["Exception"],
     "pointsman.engine.scheduler": ["Exception"],
     "pointsman.observe.logs": ["Exception"],
     "pointsman.testing.stories": ["BaseException", "BaseException"],
 }
-"""The only places that catch what nobody foresaw: a driver, a server or a thread must outlive it."""
+"""The only places that catch what nobody foresaw: a driver, a server, a watch or a thread must outlive it."""
 
 
 def parsed() -> dict[str, ast.Module]:

@@ -108,7 +108,15 @@ class Credentials:
 
         Raises TlsError, and changes nothing then.
         """
-        self._fresh.append(self._read())
+        self.prepare()()
+
+    def prepare(self) -> Callable[[], None]:
+        """Read the files again, and return what puts them in force, which cannot fail.
+
+        Raises TlsError.
+        """
+        fresh = self._read()
+        return lambda: self._fresh.append(fresh)
 
     def _read(self) -> Any:
         files = self._files

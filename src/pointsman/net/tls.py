@@ -39,7 +39,16 @@ class LiveContext(ssl.SSLContext):
 
     def reload(self) -> None:
         """Read the files again, for all connections from now on. Raises TlsError, and changes nothing then."""
-        self._latest = self._make()
+        self.prepare()()
+
+    def prepare(self) -> Callable[[], None]:
+        """Read the files again, and return what puts them in force, which cannot fail. Raises TlsError."""
+        fresh = self._make()
+
+        def commit() -> None:
+            self._latest = fresh
+
+        return commit
 
     def wrap_bio(self, *args: Any, **options: Any) -> ssl.SSLObject:
         """Begin a connection. The event loops call this, once for each."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import ssl
 import struct
 from types import TracebackType
 from typing import Self, cast
@@ -38,14 +39,25 @@ class Response:
 
 
 class Client:
-    """One connection to a gateway, as an async context manager."""
+    """One connection to a gateway, as an async context manager; over TLS with a context for it.
 
-    def __init__(self, address: tuple[str, int]) -> None:
+    Raises OSError on entry where the gateway does not let it in.
+    """
+
+    def __init__(self, address: tuple[str, int], *, tls: ssl.SSLContext | None = None) -> None:
         self._address = address
+        self._tls = tls
 
     async def __aenter__(self) -> Self:
-        self._reader, self._writer = await asyncio.open_connection(*self._address)
+        self._reader, self._writer = await asyncio.open_connection(*self._address, ssl=self._tls)
         return self
+
+    @property
+    def ssl_object(self) -> ssl.SSLObject:
+        """What was negotiated. Raises AssertionError on a plaintext connection."""
+        found = self._writer.get_extra_info("ssl_object")
+        assert isinstance(found, ssl.SSLObject)
+        return found
 
     async def __aexit__(
         self,

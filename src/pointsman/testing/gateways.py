@@ -20,13 +20,13 @@ PEPPER = {"TL_GATEWAY_PEPPER": "pepper"}
 async def running(
     workers: Mapping[str, str] | None = None, *, model: str = "m", **options: Any
 ) -> AsyncIterator[Gateway]:
-    """Run a gateway over static workers, given as id -> `host:port`, that all serve `model`.
+    """Run a gateway over static workers, given as id -> `host:port` or a URL, that all serve `model`.
 
     `options` are those of the configuration. The default policy is least_outstanding, so that ties go to the smallest
     id and a test knows who is asked first.
     """
     static = tuple(
-        StaticWorker(id=name, url=f"http://{address}", model=model)
+        StaticWorker(id=name, url=address if "://" in address else f"http://{address}", model=model)
         for name, address in (workers or {}).items()
     )
     options.setdefault("route_policy", "least_outstanding")

@@ -6,7 +6,9 @@ last one is repeated.
 """
 
 import asyncio
+import os
 import socket
+import ssl
 import struct
 from collections.abc import Awaitable, Callable, Iterable
 from types import TracebackType
@@ -79,6 +81,12 @@ class Conversation:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NONE)
         self._writer.transport.abort()
 
+    def cut(self) -> None:
+        """End the connection with a FIN alone; over TLS that is no end that could be believed."""
+        raw = self._writer.get_extra_info("socket")
+        with socket.socket(fileno=os.dup(raw.fileno())) as twin:
+            twin.shutdown(socket.SHUT_WR)
+
     async def peer_closed(self) -> None:
         """Wait until the gateway closes the connection."""
         try:
@@ -94,20 +102,22 @@ class Origin:
     """An engine on a loopback port of the kernel's choice, as an async context manager.
 
     `requests` are all it read, `connections` how many were ever opened, `closed` how many of those have ended.
+    With `tls` it speaks TLS; connections then count from the end of their handshakes.
     """
 
-    def __init__(self, *scripts: Script) -> None:
+    def __init__(self, *scripts: Script, tls: ssl.SSLContext | None = None) -> None:
         self.scripts = list(scripts) or [answers({})]
         self.requests: list[Received] = []
         self.connections = 0
         self.address = ""
+        self._tls = tls
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.closed = 0
         self._changed = asyncio.Event()
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0, ssl=self._tls)
         host, port = self._server.sockets[0].getsockname()
         self.address = f"{host}:{port}"
         return self
