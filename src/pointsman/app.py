@@ -28,7 +28,6 @@ from pointsman.control.changes import Changes
 from pointsman.control.health import health_app
 from pointsman.control.heartbeat import Credentials, HeartbeatService, serve_registry
 from pointsman.control.keyfile import KeyFileError
-from pointsman.control.mounts import MountError, load_mount
 from pointsman.control.reload import Configuration, Reload, Watch, fingerprint
 from pointsman.control.store import StoreError
 from pointsman.control.sweep import Sweeper
@@ -101,6 +100,7 @@ class Gateway:
         self._source = source
         self._lines = lines or Lines(sys.stderr)
         self._keys = parts.key_file(options, environ)
+        self._applications = parts.mounts(options)
         self.store = parts.store(options)
         self.registry = Registry(options.heartbeat_miss_limit, workers_max=options.workers_max)
         self.router = Router(self.registry, parts.policy(options), RouteTable())
@@ -123,6 +123,7 @@ class Gateway:
         self._watches: list[Watch] = []
         self._rotating: list[Rotating] = []
         self._grpc: Any = None
+        self._reloads: set[asyncio.Task[Reload]] = set()
 
     async def start(self) -> None:
         """Build what needs a loop, and listen.
@@ -148,7 +149,7 @@ class Gateway:
             mounts=self._mounts(),
             **self._plane_options(),
         )
-        health = AsgiServer(
+        self._health = AsgiServer(
             health_app(self._not_ready, self.metrics.render), deadlines, self.metrics, limits
         )
         self._sweeper = Sweeper(self.registry, monotonic, loop.call_later)
@@ -163,7 +164,7 @@ class Gateway:
         self._grpc, self.registry_port = await serve_registry(
             options.registry_listen, service, credentials
         )
-        self.health_address = await self._listen(options.health_listen, health)
+        self.health_address = await self._listen(options.health_listen, self._health)
         self.address = await self._listen(options.listen, self._plane, context)
         self._saver = loop.call_later(SAVE_EVERY_S, self._save_often)
         self._watch()
@@ -172,34 +173,12 @@ class Gateway:
         """Read the configuration again and put it in force: all of it, or nothing where something is wrong.
 
         Requests that are under way are not touched. `trigger` is SIGHUP, watch or api. What needs a restart is named,
-        and waits for it.
+        and waits for it. Once begun it is brought to its end, also where whoever asked for it goes away.
         """
-        async with self._reloading:
-            try:
-                changed, restart = await self._reload()
-            except (ConfigError, GatewayError, TlsError) as error:
-                self.last_reload = Reload(
-                    at=time.time(), ok=False, trigger=trigger, message=str(error)
-                )
-                logger.error("the configuration was not taken (%s): %s", trigger, error)
-            else:
-                self._loaded_at = time.time()
-                self.last_reload = Reload(
-                    at=self._loaded_at,
-                    ok=True,
-                    trigger=trigger,
-                    message="the configuration is in force",
-                    changed=tuple(changed),
-                    needs_restart=tuple(restart),
-                )
-                logger.info(
-                    "the configuration was read again (%s): changed %s; waiting for a restart: %s",
-                    trigger,
-                    ", ".join(changed) or "nothing",
-                    ", ".join(restart) or "nothing",
-                )
-            self.metrics.reloaded(worked=self.last_reload.ok)
-            return self.last_reload
+        task = asyncio.get_running_loop().create_task(self._report(trigger))
+        self._reloads.add(task)
+        task.add_done_callback(self._reloads.discard)
+        return await asyncio.shield(task)
 
     async def drain(self) -> None:
         """Turn unready, take no more connections, and let what runs end until the drain deadline."""
@@ -223,6 +202,8 @@ class Gateway:
         for watch in self._watches:
             watch.stop()
         self._plane.stop()
+        if self._reloads:
+            await asyncio.wait(self._reloads)
         self._pool.close()
         for server in self._servers:
             server.close()
@@ -329,14 +310,7 @@ class Gateway:
                 wall=time.time,
             )
         )
-        wanted: list[tuple[str, Any, Scope | None]] = [(ADMIN, admin, Scope.ADMIN)]
-        for mount in options.mounts:
-            try:
-                application = load_mount(mount)
-            except MountError as error:
-                raise ConfigError(f"gateway.mounts: {error}") from error
-            scope = None if mount.scope == "none" else Scope(mount.scope)
-            wanted.append((mount.path, application, scope))
+        ours: list[parts.Application] = [(ADMIN, admin, Scope.ADMIN)]
         limits = parts.downstream_limits(options)
         return [
             Mounted(
@@ -344,7 +318,7 @@ class Gateway:
                 AsgiServer(application, self._deadlines, self._observers, limits, path),
                 scope,
             )
-            for path, application, scope in wanted
+            for path, application, scope in (*ours, *self._applications)
         ]
 
     def _plane_options(self) -> dict[str, Any]:
@@ -383,7 +357,7 @@ class Gateway:
         if self._keys:
             # A revocation must act within seconds, whether or not anything else is watched.
             keys = self._keys[0]
-            self._watches.append(Watch(keys.changed, self._reload_keys))
+            self._watches.append(Watch(keys.changes_seen, self._reload_keys))
         if self.config.watch and self._source:
             tls = tls_files(self.config)
             files = [Path(self._source)]
@@ -396,6 +370,40 @@ class Gateway:
             self._watches.append(Watch(lambda: fingerprint(files), lambda: self.reload("watch")))
         for watch in self._watches:
             watch.start()
+
+    async def _report(self, trigger: str) -> Reload:
+        """Reload, and tell everywhere what became of it."""
+        async with self._reloading:
+            try:
+                changed, restart = await self._reload()
+            except Exception as error:
+                message = str(error)
+                if not isinstance(error, ConfigError | GatewayError | TlsError):
+                    # Whatever a file holds, the gateway goes on with what it has.
+                    message = f"the gateway failed on it: {type(error).__name__}: {error}"
+                    self.metrics.fault("reload")
+                    logger.exception("a reload failed")
+                outcome = Reload(at=time.time(), ok=False, trigger=trigger, message=message)
+                logger.error("the configuration was not taken (%s): %s", trigger, message)
+            else:
+                outcome = Reload(
+                    at=time.time(),
+                    ok=True,
+                    trigger=trigger,
+                    message="the configuration is in force",
+                    changed=tuple(changed),
+                    needs_restart=tuple(restart),
+                )
+                self._loaded_at = outcome.at
+                logger.info(
+                    "the configuration was read again (%s): changed %s; waiting for a restart: %s",
+                    trigger,
+                    ", ".join(changed) or "nothing",
+                    ", ".join(restart) or "nothing",
+                )
+            self.last_reload = outcome
+            self.metrics.reloaded(worked=outcome.ok)
+            return outcome
 
     async def _reload(self) -> tuple[list[str], list[str]]:
         """Return the options that changed, and those that wait for a restart."""
@@ -421,6 +429,7 @@ class Gateway:
             self.router.policy = policy
             self.decisions.uses(policy)
         self._plane.set_options(**self._plane_options())
+        self._health.limits = self._plane.limits
         self._pool.set_limits(parts.upstream_limits(self.config))
         if "log_level" in changed:
             logging.getLogger().setLevel(self.config.log_level.upper())
@@ -435,7 +444,9 @@ class Gateway:
             self.metrics.reloaded(worked=False)
         else:
             logger.info("the keys were read again")
-            self.metrics.reloaded(worked=True)
+            # Good keys say nothing about a configuration that was refused.
+            if self.last_reload is None or self.last_reload.ok:
+                self.metrics.reloaded(worked=True)
 
     # What others ask, or tell.
 
@@ -493,6 +504,8 @@ async def _serve(config: Config, load: Callable[[], Config] | None, source: str)
         await gateway.start()
     except OSError as error:
         raise ConfigError(f"cannot listen: {error}") from error
+    except TlsError as error:  # The files were good when the configuration was read.
+        raise ConfigError(str(error)) from error
     # What exists now stays: the collector need not look at it again, and requests leave no cycles behind.
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD, 20, 20)

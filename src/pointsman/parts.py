@@ -11,12 +11,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 
 from pointsman.config import Address, ConfigError, GatewayConfig, StaticWorker
 from pointsman.control.changes import Static
 from pointsman.control.keyfile import KeyFile, KeyFileError, read_pepper
+from pointsman.control.mounts import Application as Asgi
+from pointsman.control.mounts import MountError, load_mount
 from pointsman.control.store import Store, StoreError
 from pointsman.domain.keys import ANONYMOUS, Keyring, Principal, Scope
 from pointsman.domain.policy import Policy, PolicyOptions, make_policy
@@ -26,8 +29,10 @@ from pointsman.errors import BadRequest, InvalidRoutes
 from pointsman.net.limits import DownstreamLimits, UpstreamLimits
 
 __all__ = [
+    "Application",
     "downstream_limits",
     "key_file",
+    "mounts",
     "policy",
     "servable",
     "static_worker",
@@ -38,6 +43,9 @@ __all__ = [
 
 OPERATOR = Principal("", "anonymous", frozenset((Scope.INFER, Scope.EMBED, Scope.ADMIN)))
 """Whoever asks a gateway without keys that only its own machine can reach."""
+
+Application: TypeAlias = tuple[str, Asgi, Scope | None]
+"""A path, what is served there, and the scope that a key needs for it; None lets everybody in."""
 
 
 def store(options: GatewayConfig) -> Store:
@@ -77,6 +85,17 @@ def whoever(options: GatewayConfig) -> Callable[[bytes | None, float], Principal
     """
     principal = OPERATOR if Address.parse(options.listen).is_loopback else ANONYMOUS
     return lambda authorization, now: principal
+
+
+def mounts(options: GatewayConfig) -> list[Application]:
+    """Return the applications that the configuration mounts, imported."""
+    try:
+        return [
+            (each.path, load_mount(each), None if each.scope == "none" else Scope(each.scope))
+            for each in options.mounts
+        ]
+    except MountError as error:
+        raise ConfigError(f"gateway.mounts: {error}") from error
 
 
 def policy(options: GatewayConfig) -> Policy:

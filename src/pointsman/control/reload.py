@@ -5,6 +5,7 @@ It loads and applies nothing itself; that is `pointsman.app`, which knows all th
 
 import asyncio
 import hashlib
+import logging
 from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from typing import Any
 from msgspec import Struct
 
 __all__ = ["Configuration", "Reload", "Watch", "fingerprint"]
+
+logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
 """How often watched files are read; they are few and small."""
@@ -60,7 +63,7 @@ class Watch:
     """Calls `changed` when files do.
 
     `look` returns what differs then, and may block: it runs in a thread, once every `POLL_S` seconds. `changed` is
-    awaited before the next look. The files count as known when the watch is made.
+    awaited before the next look. The files count as known when the watch is made. Nothing that either raises ends it.
     """
 
     def __init__(
@@ -88,7 +91,10 @@ class Watch:
     async def _run(self) -> None:
         while True:
             await self._sleep(POLL_S)
-            seen = await asyncio.to_thread(self._look)
-            if seen != self._known:
-                self._known = seen
-                await self._changed()
+            try:
+                seen = await asyncio.to_thread(self._look)
+                if seen != self._known:
+                    self._known = seen
+                    await self._changed()
+            except Exception:
+                logger.exception("a watch failed, and goes on")
