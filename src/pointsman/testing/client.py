@@ -9,7 +9,7 @@ from typing import Self, cast
 
 import msgspec
 
-__all__ = ["Client", "Response", "post"]
+__all__ = ["Client", "Response", "get", "post"]
 
 
 class Response:
@@ -80,6 +80,10 @@ class Client:
     async def read(self, count: int) -> bytes:
         """Read exactly that many bytes."""
         return await self._reader.readexactly(count)
+
+    async def read_some(self, limit: int) -> bytes:
+        """Read what is there, up to a limit; b"" at the end."""
+        return await self._reader.read(limit)
 
     async def read_until(self, separator: bytes) -> bytes:
         """Read up to and with a separator."""
@@ -162,13 +166,23 @@ class Client:
             return body, False
 
 
+def get(path: str, headers: dict[str, str] | None = None) -> bytes:
+    """Return a GET request."""
+    return _request("GET", path, headers, b"")
+
+
 def post(
-    body: object, path: str = "/v1/chat/completions", headers: dict[str, str] | None = None
+    body: object,
+    path: str = "/v1/chat/completions",
+    headers: dict[str, str] | None = None,
+    method: str = "POST",
 ) -> bytes:
-    """Return a POST request; bytes as `body` are sent as they are, anything else as JSON."""
+    """Return a request with a body; bytes as `body` are sent as they are, anything else as JSON."""
     content = body if isinstance(body, bytes) else msgspec.json.encode(body)
+    sent = {"content-type": "application/json", "content-length": str(len(content))}
+    return _request(method, path, sent | (headers or {}), content)
+
+
+def _request(method: str, path: str, headers: dict[str, str] | None, body: bytes) -> bytes:
     lines = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
-    return (
-        f"POST {path} HTTP/1.1\r\nhost: gateway\r\ncontent-type: application/json\r\n"
-        f"content-length: {len(content)}\r\n{lines}\r\n"
-    ).encode("latin-1") + content
+    return f"{method} {path} HTTP/1.1\r\nhost: gateway\r\n{lines}\r\n".encode("latin-1") + body

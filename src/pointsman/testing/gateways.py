@@ -1,17 +1,23 @@
 """A whole gateway on loopback ports of the kernel's choice, for tests over real sockets."""
 
+import asyncio
+import os
+import re
+import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from pointsman.app import Gateway
-from pointsman.config import Config, GatewayConfig, StaticWorker
+from pointsman.config import Config, GatewayConfig, StaticWorker, load
 from pointsman.testing.client import Client
 from pointsman.testing.origin import Origin, Script
 
-__all__ = ["counted", "fronted", "running"]
+__all__ = ["Served", "configured", "counted", "fronted", "running", "served"]
 
 ANY = "127.0.0.1:0"
+SETS = [f"gateway.{key}={ANY}" for key in ("listen", "health_listen", "registry_listen")]
 PEPPER = {"TL_GATEWAY_PEPPER": "pepper"}
 """What the gateways of tests find in their environment."""
 
@@ -59,3 +65,56 @@ def counted(gateway: Gateway, name: str) -> float:
     """Return the sum of all samples of a metric, 0.0 if it has none. `name` may go on into the labels."""
     lines = gateway.metrics.render().decode().splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+
+
+@asynccontextmanager
+async def configured(source: Path) -> AsyncIterator[Gateway]:
+    """Run a gateway from a configuration file, on ports of the kernel's choice. It can be loaded again."""
+
+    def read() -> Config:
+        return load(source, SETS, {})
+
+    gateway = Gateway(read(), load=read, source=str(source), environ=PEPPER)
+    await gateway.start()
+    try:
+        yield gateway
+    finally:
+        await gateway.stop()
+
+
+class Served:
+    """A gateway that is a process of its own. `said` are the lines of its log so far."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.said: list[str] = []
+        self.address = self.health_address = ("", 0)
+
+    async def says(self, text: str) -> str:
+        """Wait for the next line with a text, and return it. Raises EOFError where the process ends before."""
+        assert self.process.stderr is not None
+        while line := (await self.process.stderr.readline()).decode():
+            self.said.append(line)
+            if text in line:
+                return line
+        raise EOFError("".join(self.said))
+
+
+@asynccontextmanager
+async def served(source: Path) -> AsyncIterator[Served]:
+    """Run `pointsman serve` from a configuration file, on ports of the kernel's choice, until the end or its own."""
+    sets = [word for each in (*SETS, "gateway.log_format=text") for word in ("--set", each)]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "pointsman", "serve", "--config", str(source), *sets),
+        stderr=asyncio.subprocess.PIPE,
+        env=os.environ | PEPPER,
+    )
+    gateway = Served(process)
+    try:
+        found = re.findall(r"on ([\d.]+):(\d+)", await gateway.says("serving on"))
+        gateway.address, gateway.health_address = [(host, int(port)) for host, port in found]
+        yield gateway
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
