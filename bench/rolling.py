@@ -185,6 +185,7 @@ async def roll(
                     after_s = stream_s * number / streams
                     tasks.create_task(keep_streaming(balancer.address, after_s))
                 tasks.create_task(keep_asking(balancer.address, tasks))
+                await asyncio.sleep(stream_s)  # until streams of every age are under way
                 for index in [0, 1] * rounds:
                     await asyncio.sleep(min(2.0, stream_s / 2))
                     new = await start(origin, grace_s, drain_s)
