@@ -460,7 +460,10 @@ class Gateway:
 
     def _left(self, worker: Worker) -> None:
         logger.info("worker %s (%s) left", worker.id, worker.model)
-        self._pool.leave(worker)
+        if worker.static:  # An operator removed it, and it is none the worse for that.
+            self._pool.retire(worker)
+        else:
+            self._pool.leave(worker)
         self.metrics.forget_worker(worker.id)
 
     def _not_ready(self) -> str | None:

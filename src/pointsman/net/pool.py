@@ -6,7 +6,7 @@ driver sends it once more on a fresh one.
 
 A lane belongs to one `Worker` object, that is to one life of an engine. When the registry gives the worker up, its idle
 connections are closed, and requests that wait for a first byte there are failed over at once; streams that already
-reached their clients run on.
+reached their clients run on. Where an operator removed it the engine is alive, so whatever it was sent runs on.
 
 A worker that says `https://` is spoken to over TLS. One that cannot show that it is who it should be counts as refused,
 like one that does not listen; it is also logged, once until it can, because only an operator can mend that.
@@ -55,6 +55,7 @@ class Lane:
         "host",
         "idle",
         "limits",
+        "name",
         "open",
         "port",
         "waiting",
@@ -69,6 +70,8 @@ class Lane:
         self.worker = worker
         self.host = host.strip("[]")
         self.port = int(port)
+        # Neither the zone of an address nor the root's dot is part of a name in a certificate.
+        self.name = self.host.partition("%")[0].rstrip(".")
         self.limits = pool.limits
         self._openings: dict[bytes, bytes] = {}
         self.idle: list[Upstream] = []
@@ -118,6 +121,10 @@ class Lane:
     async def _connect(self, asker: Asker) -> None:
         lost: Lost | None = None
         try:
+            if (
+                self.closed
+            ):  # What was sent to an idle connection that the engine had closed comes back here.
+                raise ConnectionError("it left")
             async with asyncio.timeout(self.limits.connect_s):
                 upstream = await self._free() or await self._open()
         except TimeoutError:
@@ -175,8 +182,7 @@ class Lane:
                     self.host,
                     self.port,
                     ssl=self._pool.tls or system_context(),
-                    # Neither the zone of an address nor the root's dot is part of a name in a certificate.
-                    server_hostname=self.host.partition("%")[0].rstrip("."),
+                    server_hostname=self.name,
                 )
                 self._distrusted = False
             else:
@@ -226,6 +232,12 @@ class Lane:
 
     def close(self, lost: Lost) -> None:
         """Close what is idle, and fail over what has not committed."""
+        self.retire(lost)
+        for upstream in tuple(self.busy):
+            upstream.give_up(lost)
+
+    def retire(self, lost: Lost) -> None:
+        """Close what is idle, and fail over what has not been sent; what has been may still be answered."""
         self.closed = True
         for upstream in self.idle:
             upstream.abort()
@@ -234,8 +246,6 @@ class Lane:
             task.cancel()
             asker.unreachable(lost)
         self.connecting.clear()
-        for upstream in tuple(self.busy):
-            upstream.give_up(lost)
 
     def _next_waiter(self) -> "asyncio.Future[Upstream | None] | None":
         while self.waiting:
@@ -283,6 +293,12 @@ class Pool:
         lane = self._lanes.pop(worker, None)
         if lane is not None:
             lane.close(Lost(Why.EVICTED, f"worker {worker.id} left"))
+
+    def retire(self, worker: Worker) -> None:
+        """Close the lane of a worker that an operator took from the list: what it has been sent it may answer."""
+        lane = self._lanes.pop(worker, None)
+        if lane is not None:
+            lane.retire(Lost(Why.EVICTED, f"worker {worker.id} left"))
 
     def own(self, coroutine: "asyncio._CoroutineLike[None]") -> "asyncio.Task[None]":
         """Run a coroutine as a task that is kept until it ends."""
