@@ -29,8 +29,8 @@ def status(**fields: Any) -> WorkerStatus:
 class Fleet:
     """A registry behind gRPC, a clock that tests turn, and a client."""
 
-    def __init__(self) -> None:
-        self.registry = Registry()
+    def __init__(self, workers_max: int = 8) -> None:
+        self.registry = Registry(workers_max=workers_max)
         self.now = 0.0
         self.faults = 0
         self.service = HeartbeatService(self.registry, lambda: self.now, self.fault)
@@ -54,8 +54,8 @@ class Fleet:
 
 
 @asynccontextmanager
-async def over_grpc() -> AsyncIterator[Fleet]:
-    fleet = Fleet()
+async def over_grpc(workers_max: int = 8) -> AsyncIterator[Fleet]:
+    fleet = Fleet(workers_max)
     server, port = await serve_registry("127.0.0.1:0", fleet.service)
     channel = grpc.aio.insecure_channel(
         f"127.0.0.1:{port}", options=[("grpc.max_send_message_length", -1)]
@@ -187,6 +187,21 @@ NONSENSE = [
     (status(kv_free_blocks=-1).SerializeToString(), "kv_free_blocks is negative"),
     (status(kv_total_blocks=-1).SerializeToString(), "kv_total_blocks is negative"),
 ]
+
+
+def test_one_worker_too_many_is_resource_exhausted_and_the_others_are_heard() -> None:
+    async def story() -> None:
+        async with over_grpc(workers_max=1) as fleet:
+            await fleet.beat()
+            code, details = await fleet.refused(status(worker_id="b").SerializeToString())
+            assert (code, "as many as there may be" in details) == (
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                True,
+            )
+            await fleet.beat(queue_depth=3)
+            assert [worker.queue_depth for worker in fleet.registry.snapshot()] == [3]
+
+    asyncio.run(story())
 
 
 def test_nonsense_over_the_wire_is_invalid_argument_and_changes_nothing() -> None:

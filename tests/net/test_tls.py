@@ -220,6 +220,23 @@ async def test_a_request_and_a_stream_pass_over_tls_on_both_sides(authority: Aut
         assert counted(gateway, "tl_gateway_faults_total") == 0
 
 
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        ("engine.example:1", "engine.example"),
+        ("https://engine.example.:1", "engine.example"),
+        ("https://[fe80::1%eth0]:1", "fe80::1"),
+    ],
+)
+async def test_a_name_in_a_certificate_has_no_final_dot_and_no_zone(
+    address: str, name: str
+) -> None:
+    deadlines = Deadlines(asyncio.get_running_loop())
+    pool = Pool(UpstreamLimits(), deadlines, Silent())
+    assert pool.lane(Worker("a", model="m", http_address=address)).name == name
+    deadlines.close()
+
+
 async def test_many_chunks_for_a_client_that_stops_and_goes_on(authority: Authority) -> None:
     """64 MB: more than all buffers between engine and client, so both sides pause and resume."""
     sent: list[int] = []

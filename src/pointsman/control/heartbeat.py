@@ -1,8 +1,9 @@
 """The registry's wire side: `tl.control.v1.WorkerRegistry/Heartbeat` over gRPC.
 
 Bytes become a `WorkerReport`, the pure `Registry` judges it, its `Ack` becomes bytes. Whatever an
-engine sends, the worst that happens is a status: INVALID_ARGUMENT for nonsense, which changes
-nothing, and INTERNAL for a fault of the gateway, which is counted.
+engine sends, the worst that happens is a status: INVALID_ARGUMENT for nonsense and
+RESOURCE_EXHAUSTED for one worker too many, which change nothing, and INTERNAL for a fault of the
+gateway, which is counted.
 
 The contract's default is plaintext on a trusted network; `Credentials` are for all others. Who may
 say what about which worker is not decided here: an engine that is let in is believed.
@@ -17,7 +18,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from pointsman.certificates import TlsFiles
-from pointsman.domain.registry import InvalidReport, Registry, WorkerReport
+from pointsman.domain.registry import InvalidReport, Registry, RegistryFull, WorkerReport
 from pointsman.proto.control_pb2 import HeartbeatAck, WorkerStatus
 
 __all__ = [
@@ -69,6 +70,8 @@ class HeartbeatService:
         """Answer one call of grpc.aio."""
         try:
             return self.beat(message)
+        except RegistryFull as error:
+            code, reason = grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)[:REASON_LIMIT]
         except InvalidReport as error:
             code, reason = grpc.StatusCode.INVALID_ARGUMENT, str(error)[:REASON_LIMIT]
         except Exception:
