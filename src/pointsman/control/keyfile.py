@@ -88,6 +88,7 @@ class KeyFile:
         self._fingerprint: bytes | None = None
         self._signature: tuple[int, ...] | None = None
         self._settled = False
+        self._changes = 0
 
     def load(self) -> None:
         """Read the file and hand its keys to the keyring.
@@ -117,6 +118,14 @@ class KeyFile:
             return _digest(self._path.read_bytes()) != self._fingerprint
         except OSError:
             return self._fingerprint is not None
+
+    def changes_seen(self) -> int:
+        """Ask whether it changed, and return how often the answer was yes: what a `Watch` is to look at.
+
+        A second change is another number than the first, and a load does not bring the old one back.
+        """
+        self._changes += self.changed()
+        return self._changes
 
     def create(
         self,
