@@ -126,7 +126,7 @@ async def test_an_application_sees_the_request() -> None:
         assert (await client.ask(post({"a": 1}, "/p%20q?x=%20"))).status == 202
     assert (seen["method"], seen["path"], seen["query_string"]) == ("POST", "/p q", b"x=%20")
     assert (seen["raw_path"], seen["http_version"], seen["type"]) == (b"/p%20q", "1.1", "http")
-    assert (b"host", b"gateway") in seen["headers"]
+    assert (b"host", b"localhost") in seen["headers"]
     assert seen["message"]["body"] == b'{"a":1}'
 
 
@@ -241,3 +241,44 @@ async def test_an_application_that_is_called_by_another_server_is_counted(
         assert (response.status, response.header("x-request-id")) == (500, "r")
     caplog.clear()
     assert counted == [("GET", "/mine", 202, True), ("GET", "/mine", 500, True)]
+
+
+@pytest.mark.parametrize("status", [204, 304])
+@pytest.mark.parametrize("headers", [(), ((b"content-length", b"5"),)])
+async def test_an_answer_that_can_have_no_body_ends_with_its_head(
+    status: int, headers: tuple[tuple[bytes, bytes], ...]
+) -> None:
+    async def application(scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        await start(send, *headers, status=status)
+        await body(send, b"never", more=True)
+        await body(send, b"")
+
+    async with serving(application) as client:
+        for _ in range(3):
+            await client.send(get("/"))
+            got, named = await client.head()
+            assert got == status
+            assert "transfer-encoding" not in dict(named)
+
+
+@pytest.mark.parametrize("parts", [(b"123456",), (b"1234",), (b"123", b"456"), (b"123", b"4")])
+async def test_a_body_of_another_length_than_announced_is_not_believed(
+    caplog: pytest.LogCaptureFixture, parts: tuple[bytes, ...]
+) -> None:
+    """It would be the beginning of the next answer, or hold it up."""
+
+    async def application(scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        await start(send, (b"content-length", b"5"))
+        for part in parts[:-1]:
+            await body(send, part, more=True)
+        await body(send, parts[-1])
+
+    async with serving(application) as client:
+        response = await client.ask(get("/") * 2)
+        if len(parts) == 1:
+            assert (response.status, response.header("connection")) == (500, "close")
+        else:
+            assert (response.body, response.complete) == (b"123", False)
+        assert await client.rest() == b""
+    assert "not as long as its Content-Length" in caplog.text
+    caplog.clear()
