@@ -23,6 +23,9 @@ __all__ = ["AsgiServer"]
 
 logger = logging.getLogger(__name__)
 
+BODYLESS = frozenset((204, 304))
+"""Statuses whose answers end with their heads."""
+
 Message = MutableMapping[str, Any]
 Application = Callable[
     [
@@ -97,6 +100,8 @@ class _Call:
         self._writable.set()
         self._started = False
         self._chunked = False
+        self._left: int | None = None
+        self._status = 0
         self._head = b""
         self._done = False
 
@@ -136,19 +141,23 @@ class _Call:
         if self._gone.is_set():
             return
         if message["type"] == "http.response.start":
-            self._count(message["status"])
-            self._head = self._render(message["status"], list(message.get("headers", ())))
+            self._status = message["status"]
+            self._head = self._render(self._status, list(message.get("headers", ())))
             return
         assert message["type"] == "http.response.body", message["type"]
         body = message.get("body", b"")
         more = message.get("more_body", False)
-        if self._request.method == b"HEAD":
+        if self._request.method == b"HEAD" or self._status in BODYLESS:
             body = b""
         elif self._chunked:
             body = (chunk(body) if body else b"") + (b"" if more else LAST_CHUNK)
+        elif self._left is not None:
+            self._weigh(len(body), more=more)
+        if not self._started:
+            self._started = True
+            self._count(self._status)
         self._client.write(self._head + body)
         self._head = b""
-        self._started = True
         if not more:
             self._done = True
             self._client.finish(self._keep)
@@ -158,11 +167,10 @@ class _Call:
     def _render(self, status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
         lines = [status_line(status)]
         lines += [b"%b: %b\r\n" % (name, value) for name, value in headers]
-        if (
-            status >= 200
-            and status != 204
-            and not any(n.lower() == b"content-length" for n, _ in headers)
-        ):
+        lengths = [value for name, value in headers if name.lower() == b"content-length"]
+        if lengths:
+            self._left = int(lengths[0])
+        elif status not in BODYLESS:
             self._chunked = not self._request.http10
             self._keep = self._keep and self._chunked
             if self._chunked:
@@ -170,6 +178,13 @@ class _Call:
         lines.append(self._headers)
         lines.append(b"connection: %b\r\n\r\n" % (b"keep-alive" if self._keep else b"close"))
         return b"".join(lines)
+
+    def _weigh(self, size: int, *, more: bool) -> None:
+        """Raise RuntimeError where a body is not as long as it was said to be: what follows would be misread."""
+        assert self._left is not None
+        self._left -= size
+        if self._left < 0 or (self._left and not more):
+            raise RuntimeError("the body is not as long as its Content-Length says")
 
     def _break(self) -> None:
         """End what the application left unfinished."""
