@@ -4,22 +4,63 @@ import asyncio
 import os
 import re
 import sys
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from pointsman.app import Gateway
 from pointsman.config import Config, GatewayConfig, StaticWorker, load
+from pointsman.control.keyfile import KeyFile
+from pointsman.domain.keys import Keyring, Scope
 from pointsman.testing.client import Client
 from pointsman.testing.origin import Origin, Script
 
-__all__ = ["Served", "configured", "counted", "fronted", "running", "served"]
+__all__ = ["ANY", "Served", "configured", "counted", "fronted", "running", "served"]
 
 ANY = "127.0.0.1:0"
 SETS = [f"gateway.{key}={ANY}" for key in ("listen", "health_listen", "registry_listen")]
 PEPPER = {"TL_GATEWAY_PEPPER": "pepper"}
 """What the gateways of tests find in their environment."""
+
+
+class Keys:
+    """A new key file in a folder, for gateways that are given its `options`. `file` is what it is changed through."""
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / "keys.jsonl"
+        path.touch()
+        (pepper,) = PEPPER.values()
+        keyring = Keyring(pepper.encode(), wall=time.time, cache_key=bytes(16))
+        self.file = KeyFile(path, keyring)
+        self.options = {"keys_file": str(path)}
+
+    def make(
+        self,
+        *scopes: str,
+        priority: int = 0,
+        models: Sequence[str] = (),
+        expires_at: int | None = None,
+    ) -> str:
+        """Make a key and return its text; `expires_at` is in seconds since 1970, None for never."""
+        _, text = self.file.create(
+            tenant="acme",
+            name="test",
+            scopes=[Scope(scope) for scope in scopes],
+            rpm=0,
+            tpm=0,
+            priority=priority,
+            models=models,
+            expires_at=expires_at,
+            now=int(time.time()),
+        )
+        return text
+
+
+def bearer(key: str) -> dict[str, str]:
+    """Return the header that a key travels in."""
+    return {"authorization": f"Bearer {key}"}
 
 
 @asynccontextmanager
@@ -28,8 +69,8 @@ async def running(
 ) -> AsyncIterator[Gateway]:
     """Run a gateway over static workers, given as id -> `host:port` or a URL, that all serve `model`.
 
-    `options` are those of the configuration. The default policy is least_outstanding, so that ties go to the smallest
-    id and a test knows who is asked first.
+    `options` are those of the configuration; those of `Keys` give it keys. The default policy is least_outstanding, so
+    that ties go to the smallest id and a test knows who is asked first.
     """
     static = tuple(
         StaticWorker(id=name, url=address if "://" in address else f"http://{address}", model=model)
@@ -37,9 +78,8 @@ async def running(
     )
     options.setdefault("route_policy", "least_outstanding")
     options.setdefault("access_log", "off")
-    config = GatewayConfig(
-        listen=ANY, health_listen=ANY, registry_listen=ANY, workers=static, **options
-    )
+    options = {"listen": ANY, "health_listen": ANY, "registry_listen": ANY, **options}
+    config = GatewayConfig(workers=static, **options)
     gateway = Gateway(Config(gateway=config), environ=PEPPER)
     await gateway.start()
     try:
