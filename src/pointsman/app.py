@@ -74,8 +74,8 @@ ADMIN = "/admin"
 class Rotating(Protocol):
     """Certificates that can be read again."""
 
-    def reload(self) -> None:
-        """Use what the files hold now. Raises TlsError, and changes nothing then."""
+    def prepare(self) -> Callable[[], None]:
+        """Read what the files hold now, and return what puts it in force. Raises TlsError."""
 
 
 class Gateway:
@@ -414,15 +414,13 @@ class Gateway:
         policy = self.router.policy
         if {"route_policy", "affinity_load_factor", "tie_break"} & set(changed):
             policy = parts.policy(wanted)
-        tls = tls_files(self.config)
-        for files, server in ((tls.api, True), (tls.registry, True), (tls.upstream, False)):
-            await asyncio.to_thread(files.check, server=server)
+        rotations = [await asyncio.to_thread(each.prepare) for each in self._rotating]
         if self._keys:
             await asyncio.to_thread(self._keys[0].load)
         await self._changes.adopt(wanted.routes, _plain(wanted.workers))
         # From here on nothing can fail.
-        for each in self._rotating:
-            each.reload()
+        for rotate in rotations:
+            rotate()
         values = {key: getattr(wanted, key) for key in changed}
         self.config = msgspec.structs.replace(self.config, **values)
         if policy is not self.router.policy:
