@@ -115,7 +115,7 @@ async def test_a_rotation_reaches_new_connections_and_a_bad_one_changes_nothing(
         assert await port.beat(authority) is not None
         write(pair[1], b"half a rotation")
         with pytest.raises(TlsError, match="registry_tls_key"):
-            port.credentials.reload()
+            port.credentials.prepare()()
         assert await port.beat(authority) is not None
 
         # The next certificate is of another CA, so it shows which one is in use.
@@ -137,7 +137,7 @@ async def test_a_client_ca_rotates_as_well(authority: Authority, tmp_path: Path)
         assert await port.beat(authority, before) is not None
         assert await port.beat(authority, after) is None
         write(old.ca, read(new.ca))
-        port.credentials.reload()
+        port.credentials.prepare()()
         assert await port.beat(authority, after) is not None
         assert await port.beat(authority, before) is None
 

@@ -173,12 +173,12 @@ def test_a_rotation_reaches_new_connections_and_a_bad_one_changes_nothing(
     first = serial()
     authority.issue("api")
     assert serial() == first
-    server.reload()
+    server.prepare()()
     second = serial()
     assert second != first
     Path(pair[1]).write_text("half a rot")
     with pytest.raises(TlsError, match="tls_key"):
-        server.reload()
+        server.prepare()()
     assert serial() == second
     authority.issue("api")
     commit = server.prepare()
@@ -199,7 +199,7 @@ def test_a_ca_that_is_gone_lets_nobody_in_not_even_by_an_old_session(
     assert session is not None
     assert shake(server, client, session)[1].session_reused
     Authority(tmp_path, "clients")
-    server.reload()
+    server.prepare()()
     with pytest.raises(ssl.SSLError):
         shake(server, client, session)
 

@@ -106,17 +106,10 @@ class Credentials:
         )
         """What gRPC wants for a port."""
 
-    def reload(self) -> None:
-        """Read the files again, for every connection from now on.
-
-        Raises TlsError, and changes nothing then.
-        """
-        self.prepare()()
-
     def prepare(self) -> Callable[[], None]:
-        """Read the files again, and return what puts them in force, which cannot fail.
+        """Read the files again, and return what puts them in force for new connections.
 
-        Raises TlsError.
+        What is returned cannot fail. Raises TlsError.
         """
         fresh = self._read()
         return lambda: self._fresh.append(fresh)

@@ -23,7 +23,7 @@ ALPN = ["http/1.1"]
 class LiveContext(ssl.SSLContext):
     """A context for a listener or a pool to keep: each new connection gets the latest one that `make` built.
 
-    `make` raises TlsError where the files are bad; so do the constructor and `reload`.
+    `make` raises TlsError where the files are bad; so do the constructor and `prepare`.
     """
 
     _make: Callable[[], ssl.SSLContext]
@@ -37,12 +37,11 @@ class LiveContext(ssl.SSLContext):
         live._latest = latest
         return live
 
-    def reload(self) -> None:
-        """Read the files again, for all connections from now on. Raises TlsError, and changes nothing then."""
-        self.prepare()()
-
     def prepare(self) -> Callable[[], None]:
-        """Read the files again, and return what puts them in force, which cannot fail. Raises TlsError."""
+        """Read the files again, and return what puts them in force for new connections, which cannot fail.
+
+        Raises TlsError.
+        """
         fresh = self._make()
 
         def commit() -> None:
