@@ -146,5 +146,5 @@ def test_an_explanation_says_what_routing_then_does(name, tie, fleet, table, dra
         assert [candidate.worker_id for candidate in why.candidates] == [
             worker.id for worker in target.candidates
         ]
-        assert tuple(candidate.load for candidate in why.candidates) == target.loads
+        assert [candidate.load for candidate in why.candidates] == target.loads
         target.worker.in_flight += 1
