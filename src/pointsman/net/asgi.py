@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
-from pointsman.errors import InternalError
+from pointsman.errors import GatewayError, InternalError, NoCapacity
 from pointsman.net.clock import Deadlines
 from pointsman.net.downstream import Downstream, Request, Responder
 from pointsman.net.limits import DownstreamLimits
@@ -128,7 +128,7 @@ class _Call:
             logger.exception("the application failed on %s", scope["path"])
             self._server.observer.fault("asgi")
         if not self._done and not self._gone.is_set():
-            self._break()
+            self._break(InternalError("the application failed"))
 
     async def _receive(self) -> Message:
         if not self._received:
@@ -186,12 +186,11 @@ class _Call:
         if self._left < 0 or (self._left and not more):
             raise RuntimeError("the body is not as long as its Content-Length says")
 
-    def _break(self) -> None:
-        """End what the application left unfinished."""
+    def _break(self, error: GatewayError) -> None:
+        """End what the application left unfinished, with an error where nothing of its answer is out yet."""
         self._done = True
         if not self._started:
-            self._count(500)
-            error = InternalError("the application failed")
+            self._count(error.status)
             self._client.write(error_reply(error, self._headers, close=True))
         self._client.finish(False)
 
@@ -224,4 +223,4 @@ class _Call:
         self._gone.set()
         self._writable.set()
         if not self._done:
-            self._break()
+            self._break(NoCapacity("the gateway is shutting down"))
