@@ -2,11 +2,21 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from pointsman.domain.registry import MEMORY_MODELS, Ack, InvalidReport, Registry, WorkerReport
-from pointsman.domain.worker import Role, Worker
+from pointsman.domain.policy.weighted import Weighted
+from pointsman.domain.registry import (
+    MEMORY_MODELS,
+    Ack,
+    InvalidReport,
+    Registry,
+    RegistryFull,
+    WorkerReport,
+)
+from pointsman.domain.request import InferenceRequest
+from pointsman.domain.worker import Role, Worker, load_of
 
 
 def report(worker_id: str = "a", **changes: object) -> WorkerReport:
@@ -354,8 +364,9 @@ def test_every_form_of_host_and_port_is_taken(address: str) -> None:
 # Static workers.
 
 
-def static(worker_id: str = "s") -> Worker:
-    return Worker(worker_id, model="smol", http_address="10.0.0.1:9001", static=True)
+def static(worker_id: str = "s", port: int = 9001, **changes: Any) -> Worker:
+    plain: dict[str, Any] = {"model": "smol", "http_address": f"10.0.0.1:{port}", "static": True}
+    return Worker(worker_id, **(plain | changes))
 
 
 def test_a_static_worker_is_always_live() -> None:
@@ -394,6 +405,178 @@ def test_a_static_worker_can_be_drained_by_its_model() -> None:
     registry.add(static())
     registry.drain("smol")
     assert registry.routable("smol", Role.UNIFIED) == ()
+
+
+def test_r17_a_static_list_that_changes_twice_leaves_nothing_of_a_removed_worker() -> None:
+    registry = Registry()
+    log = Log(registry)
+    registry.set_static([static("a", 1), static("b", 2)])
+    kept, removed = registry.snapshot()
+    kept.in_flight += 3
+    registry.set_static([static("a", 1), static("c", 3)])
+    registry.set_static([static("c", 3), static("a", 1)])
+    assert log.lines == ["join a", "join b", "leave b", "join c"]
+    assert log.workers[2] is removed
+    assert registry.snapshot()[0] is kept
+    assert kept.in_flight == 3
+    assert ids(registry.snapshot()) == ids(registry.routable("smol", Role.UNIFIED)) == "ac"
+    registry.set_static([])
+    assert registry.snapshot() == registry.routable("smol", Role.UNIFIED) == ()
+    assert log.lines[4:] == ["leave a", "leave c"]
+    registry.beat(report("b"), 0.0)  # The id is free again.
+    assert ids(registry.snapshot()) == "b"
+
+
+def test_r17_those_that_announce_themselves_are_not_touched() -> None:
+    registry = Registry()
+    registry.beat(report("a"), 0.0)
+    (announced,) = registry.snapshot()
+    registry.set_static([static("s")])
+    registry.set_static([])
+    assert registry.snapshot() == (announced,)
+
+
+def test_o08_a_new_capacity_holds_for_the_same_worker_and_the_weighted_policy_follows() -> None:
+    registry, policy, request = Registry(), Weighted(), InferenceRequest("smol", "r1")
+    registry.set_static([static("a", 1, kv_total_blocks=1), static("b", 2, kv_total_blocks=1)])
+    before = registry.snapshot()
+
+    def picks(count: int) -> list[str]:
+        workers = registry.routable("smol", Role.UNIFIED)
+        return [policy.pick(workers, load_of, request)[0].id for _ in range(count)]
+
+    assert picks(4) == ["a", "b", "a", "b"]
+    registry.set_static([static("a", 1, kv_total_blocks=3), static("b", 2, kv_total_blocks=1)])
+    assert registry.snapshot() == before
+    assert before[0].kv_total_blocks == 3
+    assert picks(8) == ["a", "a", "b", "a"] * 2
+
+
+@pytest.mark.parametrize("change", [{"model": "large"}, {"role": Role.PREFILL}])
+def test_o08_a_static_worker_that_gets_another_model_or_role_moves(change: dict[str, Any]) -> None:
+    registry = Registry()
+    log = Log(registry)
+    registry.set_static([static("a")])
+    assert ids(registry.routable("smol", Role.UNIFIED)) == "a"
+    registry.set_static([static("a", **change)])
+    assert registry.routable("smol", Role.UNIFIED) == ()
+    moved = registry.routable(change.get("model", "smol"), change.get("role", Role.UNIFIED))
+    assert ids(moved) == "a"
+    assert log.lines == ["join a"]
+
+
+@pytest.mark.parametrize(
+    "change", [{"http_address": "10.0.0.1:9002"}, {"base_path": "/v"}, {"http_address": "h:9001"}]
+)
+def test_a_static_worker_with_a_new_address_is_a_new_worker(change: dict[str, Any]) -> None:
+    registry = Registry()
+    log = Log(registry)
+    registry.set_static([static("a")])
+    (old,) = registry.snapshot()
+    old.in_flight += 1
+    registry.set_static([static("a", **change)])
+    (new,) = registry.routable("smol", Role.UNIFIED)
+    assert new is not old
+    assert new.in_flight == 0
+    assert log.lines == ["join a", "leave a", "join a"]
+    assert log.workers == [old, old, new]
+
+
+def test_a_worker_becomes_static_whatever_its_flag_said() -> None:
+    registry = Registry()
+    registry.set_static([static("a", static=False)])
+    assert registry.snapshot()[0].static
+    registry.expire(1e9)
+    assert ids(registry.snapshot()) == "a"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "why"),
+    [
+        ([static("new"), static("beats")], "'beats' is taken"),
+        ([static("new"), static("new")], "'new' is taken"),
+        ([static("new"), static("two words")], "worker_id"),
+        ([static("new"), static("n", model="")], "model"),
+        ([static(str(number)) for number in range(4)], "there are 4 workers"),
+    ],
+)
+def test_a_static_list_that_makes_no_sense_changes_nothing(wanted: list[Worker], why: str) -> None:
+    registry = Registry(workers_max=4)
+    registry.beat(report("beats"), 0.0)
+    registry.set_static([static("s")])
+    log = Log(registry)
+    before = registry.snapshot()
+    for check in (registry.check_static, registry.set_static):
+        with pytest.raises(InvalidReport, match=why):
+            check(wanted)
+    with pytest.raises(InvalidReport, match=why), registry.reserved(wanted):
+        raise AssertionError("nothing is reserved")
+    assert registry.snapshot() == before
+    assert log.lines == []
+    registry.beat(report("new"), 0.0)  # Nothing is left reserved.
+
+
+def test_no_heartbeat_takes_the_id_or_the_room_that_is_reserved() -> None:
+    registry = Registry(workers_max=4)
+    registry.set_static([static("s")])
+    registry.beat(report("a"), 0.0)
+    wanted = [static("s"), static("t")]
+    with registry.reserved(wanted):
+        with pytest.raises(InvalidReport, match="'t' belongs to a static worker"):
+            registry.beat(report("t"), 0.0)
+        registry.beat(report("a"), 1.0)
+        registry.beat(report("b"), 1.0)
+        with pytest.raises(RegistryFull):
+            registry.beat(report("c"), 1.0)
+        registry.set_static(wanted)
+    assert ids(registry.snapshot()) == "abst"
+
+
+def test_what_was_reserved_in_vain_is_free_again() -> None:
+    registry = Registry(workers_max=1)
+    with pytest.raises(OSError, match="disk"), registry.reserved([static("t")]):
+        raise OSError("disk")
+    registry.beat(report("t"), 0.0)
+    assert ids(registry.snapshot()) == "t"
+
+
+# How many there may be.
+
+
+def test_o12_three_thousand_workers_are_all_visible_and_routable() -> None:
+    registry = Registry()
+    names = sorted(f"w{number}" for number in range(3000))
+    for second in (0.0, 2.0):
+        for name in names:
+            registry.beat(report(name), second)
+    assert [worker.id for worker in registry.snapshot()] == names
+    assert [worker.id for worker in registry.routable("smol", Role.UNIFIED)] == names
+
+
+def test_o12_one_worker_too_many_is_refused_in_words_and_the_others_go_on() -> None:
+    registry = Registry(workers_max=3000)
+    for number in range(3000):
+        registry.beat(report(f"w{number}"), 0.0)
+    log = Log(registry)
+    with pytest.raises(RegistryFull, match="there are 3000 workers, as many as there may be"):
+        registry.beat(report("late", model="never seen"), 1.0)
+    with pytest.raises(RegistryFull):
+        registry.add(static())
+    assert len(registry.snapshot()) == 3000
+    assert not registry.knows("never seen", 1.0)
+    assert log.lines == []
+    assert not registry.beat(report("w7", queue_depth=3), 1.0).drain
+    # A new life under an old id needs no room, and one that leaves makes some.
+    registry.beat(report("w7", incarnation=2), 1.0)
+    registry.expire(6.5)
+    assert ids(registry.snapshot()) == "w7"
+    registry.beat(report("late"), 6.5)
+    assert ids(registry.snapshot()) == "latew7"
+
+
+def test_o12_a_registry_for_nobody_is_refused() -> None:
+    with pytest.raises(ValueError, match="workers_max"):
+        Registry(workers_max=0)
 
 
 # The memory of the last hour.

@@ -8,7 +8,8 @@ It knows neither HTTP nor files of configuration; those that may come from one a
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -149,23 +150,19 @@ class Changes:
 
     async def _adopt(self, routes: Sequence[Route], static: Sequence[Static]) -> None:
         async with self._lock:
-            self._workers(static)
             self._servable(routes)
             RouteTable.validate(routes)
             documents = {ROUTES: _encoded(routes), WORKERS: _encoded(static)}
-            kept = await self._kept(self._store.adopt, documents)
-            table, workers = kept[ROUTES], kept[WORKERS]
-            chosen = msgspec.json.decode(workers.value, type=tuple[dict[str, Any], ...])
-            built = self._workers(chosen)
-            in_force = RouteTable(routes_from_config(msgspec.json.decode(table.value)), table.epoch)
-            if (
-                in_force.epoch != self._router.table.epoch
-                or in_force.routes != self._router.table.routes
-            ):
-                self._router.adopt(in_force)
-                logger.info("routes with epoch %d are in force", in_force.epoch)
-            self._registry.set_static(built)
+            with self._reserved(static):
+                kept = await self._kept(self._store.adopt, documents)
+                table, workers = kept[ROUTES], kept[WORKERS]
+                chosen = msgspec.json.decode(workers.value, type=tuple[dict[str, Any], ...])
+                found = routes_from_config(msgspec.json.decode(table.value))
+                in_force = RouteTable(found, table.epoch)
+                self._registry.set_static([self._build(each) for each in chosen])
             self._static, self._static_epoch = chosen, workers.epoch
+            if in_force.epoch != self._router.table.epoch or found != self._router.table.routes:
+                self._enforce(in_force)
 
     async def _put_routes(
         self, if_match: str | None, routes: Callable[[], Sequence[Route]]
@@ -180,13 +177,12 @@ class Changes:
             self._servable(wanted.routes)
             document = Document(_encoded(wanted.routes), wanted.epoch)
             await self._kept(self._store.save_document, ROUTES, document)
-            self._router.adopt(wanted)
-            logger.info("routes with epoch %d are in force", wanted.epoch)
+            self._enforce(wanted)
             return wanted
 
     async def _drain(self, name: str, deadline_s: float) -> str:
         async with self._lock:
-            model = self._model_of(name)
+            model = self._model_of(name, {worker.model for worker in self._live()})
             drained = self._registry.drained | {model}
             await self._kept(self._store.save_drained, drained)
             self._registry.drain(model)
@@ -199,7 +195,7 @@ class Changes:
     async def _undrain(self, name: str) -> str:
         async with self._lock:
             drained = self._registry.drained
-            model = name if name in drained else self._model_of(name)
+            model = self._model_of(name, drained | {worker.model for worker in self._live()})
             if model in drained:
                 await self._kept(self._store.save_drained, drained - {model})
                 self._registry.undrain(model)
@@ -223,34 +219,38 @@ class Changes:
             await self._set_static(left)
 
     async def _set_static(self, static: Sequence[Static]) -> None:
-        workers = self._workers(static)
         document = Document(_encoded(static), self._static_epoch + 1)
-        await self._kept(self._store.save_document, WORKERS, document)
-        self._registry.set_static(workers)
+        with self._reserved(static) as workers:
+            await self._kept(self._store.save_document, WORKERS, document)
+            self._registry.set_static(workers)
         self._static, self._static_epoch = tuple(static), document.epoch
 
     # What they have in common.
 
-    def _workers(self, static: Sequence[Static]) -> list[Worker]:
-        """Return the workers of a list that may be put in force."""
+    def _enforce(self, table: RouteTable) -> None:
+        self._router.adopt(table)
+        logger.info("routes with epoch %d are in force", table.epoch)
+
+    @contextmanager
+    def _reserved(self, static: Sequence[Static]) -> Iterator[list[Worker]]:
+        """Make the workers of a list, which no heartbeat can keep from being put in force in this block."""
         workers = [self._build(each) for each in static]
         try:
-            self._registry.check_static(workers)
+            with self._registry.reserved(workers):
+                yield workers
         except InvalidReport as error:
             raise BadRequest(str(error), param="id") from None
-        return workers
 
     def _live(self) -> tuple[Worker, ...]:
         self._registry.expire(self._now())
         return self._registry.snapshot()
 
-    def _model_of(self, name: str) -> str:
-        """Return the model that a name means, as workers report it."""
-        live = {worker.model for worker in self._live()}
-        if name in live:
+    def _model_of(self, name: str, known: Set[str]) -> str:
+        """Return the one of the known models that a name means."""
+        if name in known:
             return name
         served = self._router.table.served(name)
-        if len(served) == 1 and served[0] in live:
+        if len(served) == 1 and served[0] in known:
             return served[0]
         hint = f"; it is served by {', '.join(served)}" if len(served) > 1 else ""
         raise NotFound(f"no live worker has the model {name[:256]!r}{hint}")
@@ -284,13 +284,8 @@ class Changes:
     def _own(self, coroutine: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._tasks.discard)
         return task
-
-    def _done(self, task: "asyncio.Task[Any]") -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # asked for, so that nobody complains where the caller is gone
 
 
 def _encoded(value: object) -> bytes:

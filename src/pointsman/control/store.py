@@ -149,12 +149,19 @@ class Store:
             return {name: self._adopt(name, value) for name, value in from_file.items()}
 
     def save_document(self, name: str, document: Document) -> None:
-        """Put a document that was adopted before in force; it is durable when this returns."""
+        """Put a document that was adopted before in force; it is durable when this returns.
+
+        Raises StoreError, too, where the kept one is as new: then another gateway has the folder.
+        """
         with self._lock, self._failing_clearly(), self._transaction():
-            self._db.execute(
-                "UPDATE document SET value = ?, epoch = ? WHERE name = ?",
-                (document.value, document.epoch, name),
+            changed = self._db.execute(
+                "UPDATE document SET value = ?, epoch = ? WHERE name = ? AND epoch < ?",
+                (document.value, document.epoch, name, document.epoch),
             )
+            if changed.rowcount != 1:
+                raise StoreError(
+                    f"state_dir {self._folder}: another gateway has changed the {name} there"
+                )
 
     def drained(self) -> set[str]:
         """Return the models that are drained."""

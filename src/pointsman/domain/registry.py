@@ -13,7 +13,8 @@ What it does not do: no clock (time is an argument), no network, no picking (see
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
@@ -101,6 +102,7 @@ class Registry:
         self.on_leave: list[Callable[[Worker], None]] = []
         self._workers: dict[str, Worker] = {}
         self._drained: frozenset[str] = frozenset()
+        self._reserved: Set[str] = frozenset()
         self._seen: dict[str, float] = {}
         self._snapshot: tuple[Worker, ...] | None = ()
         self._routable: dict[tuple[str, Role], tuple[Worker, ...]] = {}
@@ -124,7 +126,7 @@ class Registry:
         if known is not None and known.static:
             raise InvalidReport(f"worker_id {report.worker_id!r} belongs to a static worker")
         if known is None:
-            self._check_room(len(self._workers) + 1)
+            self._check_newcomer(report.worker_id)
         self._remember(report.model, now)
         if known is not None and _same_life(known, report):
             self._update(known, report, role, now)
@@ -180,6 +182,20 @@ class Registry:
                 raise InvalidReport(f"worker_id {worker.id!r} is taken")
             ids.add(worker.id)
         self._check_room(len(ids) + sum(not each.static for each in self._workers.values()))
+
+    @contextmanager
+    def reserved(self, workers: Sequence[Worker]) -> Iterator[None]:
+        """Keep the ids and the room for static workers: until the block ends, no heartbeat can take them.
+
+        For a change that must be kept elsewhere before it takes effect, and cannot fail after that. Raises what
+        `set_static` would raise. One block at a time.
+        """
+        self.check_static(workers)
+        self._reserved = {worker.id for worker in workers}
+        try:
+            yield
+        finally:
+            self._reserved = frozenset()
 
     def expire(self, now: float) -> None:
         """Evict every worker whose last heartbeat is `miss_limit * interval` seconds old or older."""
@@ -257,6 +273,12 @@ class Registry:
         return dict(self._seen)
 
     # How it is kept.
+
+    def _check_newcomer(self, worker_id: str) -> None:
+        if worker_id in self._reserved:
+            raise InvalidReport(f"worker_id {worker_id!r} belongs to a static worker")
+        expected = sum(each not in self._workers for each in self._reserved)
+        self._check_room(len(self._workers) + expected + 1)
 
     def _check_room(self, wanted: int) -> None:
         if wanted > self.workers_max:

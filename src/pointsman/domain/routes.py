@@ -112,7 +112,7 @@ class RouteTable:
         if route is None:
             return (name,)
         parts = route.backends or route.cascade
-        return tuple(part.model for part in parts) or (route.model,)
+        return tuple(dict.fromkeys(part.model for part in parts)) or (route.model,)
 
     def names(self, model: str) -> bool:
         """Tell whether the table mentions `model` anywhere: as an id, an alias, a backend or a cascade step.
