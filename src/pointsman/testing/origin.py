@@ -99,17 +99,19 @@ Script = Callable[[Conversation], Awaitable[None]]
 
 
 class Origin:
-    """An engine on a loopback port of the kernel's choice, as an async context manager.
+    """An engine as an async context manager: at `address`, or on a loopback port of the kernel's choice.
 
     `requests` are all it read, `connections` how many were ever opened, `closed` how many of those have ended.
     With `tls` it speaks TLS; connections then count from the end of their handshakes.
     """
 
-    def __init__(self, *scripts: Script, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, *scripts: Script, tls: ssl.SSLContext | None = None, address: str = "127.0.0.1:0"
+    ) -> None:
         self.scripts = list(scripts) or [answers({})]
         self.requests: list[Received] = []
         self.connections = 0
-        self.address = ""
+        self.address = address
         self._tls = tls
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -117,7 +119,8 @@ class Origin:
         self._changed = asyncio.Event()
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0, ssl=self._tls)
+        wanted, _, port = self.address.rpartition(":")
+        self._server = await asyncio.start_server(self._connected, wanted, port, ssl=self._tls)
         host, port = self._server.sockets[0].getsockname()
         self.address = f"{host}:{port}"
         return self
