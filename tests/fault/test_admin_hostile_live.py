@@ -296,7 +296,7 @@ async def test_a_gateway_that_stops_says_so_to_who_waits_for_the_admin_api(tmp_p
 async def test_a_slow_client_of_the_admin_api_is_given_up(tmp_path: Path, cut: int) -> None:
     keys = Keys(tmp_path)
     operator = bearer(keys.make("admin"))
-    limits = {"header_timeout_s": 0.2, "body_timeout_s": 0.2}
+    limits: dict[str, Any] = {"header_timeout_s": 0.2, "body_timeout_s": 0.2}
     async with running(**keys.options, **limits) as gateway, Client(gateway.address) as client:
         request = post({"tenant": "acme", "name": "made"}, "/admin/v1/keys", operator)
         response = await client.ask(request[:cut])
@@ -334,3 +334,26 @@ async def test_who_does_not_read_the_answers_gets_them_later_and_nobody_waits(
         for _ in range(300):
             response = await slow.response()
             assert (response.status, response.complete) == (200, True)
+
+
+async def test_what_operators_changed_outlives_a_restart(tmp_path: Path) -> None:
+    keys = Keys(tmp_path)
+    operator = bearer(keys.make("admin"))
+    options = {**keys.options, "state_dir": str(tmp_path / "state")}
+    table = [{"model": "chat", "backends": [{"model": "m", "weight": 1.0}]}]
+    async with Origin() as origin:
+        workers = {"a": origin.address}
+        for epoch in (2, 3):
+            async with running(workers, **options) as gateway, Client(gateway.address) as client:
+                tag = {"if-match": f'"routes-{epoch - 1}"'}
+                request = post({"routes": table}, "/admin/v1/routes", operator | tag, "PUT")
+                assert (await client.ask(request)).header("etag") == f'"routes-{epoch}"'
+                path = "/admin/v1/models/chat:drain"
+                drained = await client.ask(post({"deadline_s": 0}, path, operator))
+                assert drained.status == 202
+        async with running(workers, **options) as gateway, Client(gateway.address) as client:
+            routes = await client.ask(get("/admin/v1/routes", operator))
+            assert msgspec.json.decode(routes.body) == {"route_epoch": 3, "routes": table}
+            model = await client.ask(get("/admin/v1/models/m", operator))
+            state = msgspec.json.decode(model.body)
+            assert (state["drained"], state["routable"]) == (True, 0)

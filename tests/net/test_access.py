@@ -4,6 +4,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,10 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pointsman.app import Gateway
+from pointsman.config import Mount
 from pointsman.domain.routes import Backend, Route
 from pointsman.testing.client import Client, Response, get, post
 from pointsman.testing.gateways import Keys, bearer, counted, fronted, running
-from pointsman.testing.origin import Origin, answers, dead_address, streams
+from pointsman.testing.origin import Origin, Script, answers, dead_address, streams
 
 pytestmark = pytest.mark.anyio
 
@@ -41,10 +43,10 @@ def keys(tmp_path: Path) -> Keys:
 
 @asynccontextmanager
 async def guarded(
-    keys: Keys, *scripts: object, **options: object
+    keys: Keys, *scripts: Script, **options: Any
 ) -> AsyncIterator[tuple[Origin, Gateway, Client]]:
     """Run an origin (worker `a`, model `m`) behind a gateway with these keys, and a client of it."""
-    async with fronted(*scripts, **keys.options, **options) as parts:  # type: ignore[arg-type]
+    async with fronted(*scripts, **keys.options, **options) as parts:
         yield parts
 
 
@@ -303,11 +305,10 @@ async def test_one_table_names_models_for_every_path(keys: Keys) -> None:
     allowed = {name: keys.make("infer", models=[name]) for name in NAMED}
     async with guarded(keys, routes=routes) as (origin, _, client):
 
-        async def ask(request: bytes) -> dict[str, object]:
+        async def ask(request: bytes) -> Any:
             response = await client.ask(request)
             assert response.status < 300, response.body
-            found: dict[str, object] = msgspec.json.decode(response.body)
-            return found
+            return msgspec.json.decode(response.body)
 
         for name, public in NAMED.items():
             for listed, key in allowed.items():
@@ -331,7 +332,7 @@ async def test_one_table_names_models_for_every_path(keys: Keys) -> None:
             assert (explained["served_model"], explained["pick"]) == ("m", "a")
             assert explained["route"] == (None if name == "m" else "chat")
             listed = await ask(get(f"/admin/v1/workers?model={escaped}", operator))
-            assert [each["worker_id"] for each in listed["data"]] == ["a"]  # type: ignore[attr-defined]
+            assert [each["worker_id"] for each in listed["data"]] == ["a"]
 
 
 # What the engine and the client see of it.
@@ -375,7 +376,8 @@ async def test_route_header_only_for_debug(keys: Keys) -> None:
     debug = keys.make("infer", "debug")
     leaking, refusing = answers({}, headers=LEAK), answers({}, 400, LEAK)
     scripts = [leaking, refusing, answers({}, 429, LEAK), streams("a", "b")]
-    for key, route in ((plain, []), (debug, [("x-tl-route", "a")])):
+    named = [("x-tl-route", "a")]
+    for key, route in ((plain, named[1:]), (debug, named)):
         async with guarded(keys, *scripts) as (_, _, client):
             for status in (200, 400, 429, 200):
                 response = await client.ask(post(CHAT, headers=bearer(key)))
@@ -406,7 +408,49 @@ async def test_a_gateway_without_keys_names_no_worker() -> None:
             assert shown(await client.ask(post(CHAT, headers={"X-TL-Route": "a"}))) == []
 
 
-# The admin API.
+# Applications, and the admin API.
+
+PAGES = """
+import json
+
+async def application(scope, receive, send):
+    body = json.dumps([scope["path"], scope["state"]["principal"].tenant]).encode()
+    headers = [(b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+"""
+
+
+async def test_a_mounted_application_needs_its_scope_and_is_told_who_asks(
+    keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pages_of_this_test.py").write_text(PAGES)
+    monkeypatch.syspath_prepend(tmp_path)
+    app = "pages_of_this_test:application"
+    mounts = (Mount("/ops", app), Mount("/pages", app, "infer"), Mount("/open", app, "none"))
+    key, operator = keys.make("infer"), keys.make("admin")
+    table: list[tuple[str, dict[str, str], int, str]] = [
+        ("/ops", {}, 401, ""),
+        ("/ops/x", bearer(key), 403, ""),
+        ("/ops/../open", bearer(key), 403, ""),
+        ("/open/../ops", {}, 200, "anonymous"),  # It is `/open` that gets it.
+        ("/ops", bearer(operator), 200, "acme"),
+        ("/pages/", bearer(key), 200, "acme"),
+        ("/pages", bearer(operator), 403, ""),
+        ("/pagesx", bearer(key), 404, ""),
+        ("/open", {}, 200, "anonymous"),
+        ("/open", bearer("tl_bogus_key"), 200, "anonymous"),
+        ("/open", bearer(key), 200, "acme"),
+    ]
+    async with guarded(keys, mounts=mounts) as (_, _, client):
+        for path, headers, status, tenant in table:
+            response = await client.ask(get(path, headers))
+            assert response.status == status, (path, headers)
+            if status == 200:
+                assert msgspec.json.decode(response.body) == [path, tenant]
+                assert response.header("x-request-id")
+            else:
+                assert response.error["message"]
 
 
 async def test_no_spelling_of_a_path_leads_around_the_check(keys: Keys) -> None:
@@ -477,7 +521,7 @@ async def test_without_keys_only_this_machine_administers_and_no_web_page(
 
 
 async def test_without_keys_nobody_administers_a_gateway_that_others_can_reach() -> None:
-    options = {"listen": "0.0.0.0:0", "allow_unauthenticated": True}
+    options: dict[str, Any] = {"listen": "0.0.0.0:0", "allow_unauthenticated": True}
     async with (
         Origin() as origin,
         running({"a": origin.address}, **options) as gateway,
@@ -499,12 +543,13 @@ async def test_admin_routes_workers_drain_over_sockets(keys: Keys) -> None:
         table = {"routes": [{"model": "chat", "backends": [{"model": "m", "weight": 1.0}]}]}
         assert (await client.ask(post({"model": "chat"}, headers=key))).status == 404
         for if_match, status, code in (
-            ({}, 428, "if_match_required"),
-            ({"if-match": '"routes-2"'}, 412, "etag_mismatch"),
-            ({"if-match": "*"}, 412, "etag_mismatch"),
-            ({"if-match": f"W/{tag}"}, 412, "etag_mismatch"),
+            ("", 428, "if_match_required"),
+            ('"routes-2"', 412, "etag_mismatch"),
+            ("*", 412, "etag_mismatch"),
+            (f"W/{tag}", 412, "etag_mismatch"),
         ):
-            refused = await admin.ask(post(table, "/admin/v1/routes", operator | if_match, "PUT"))
+            headers = operator | ({"if-match": if_match} if if_match else {})
+            refused = await admin.ask(post(table, "/admin/v1/routes", headers, "PUT"))
             assert (refused.status, refused.error["code"]) == (status, code)
         assert (await client.ask(post({"model": "chat"}, headers=key))).status == 404
         put = await admin.ask(post(table, "/admin/v1/routes", operator | {"if-match": tag}, "PUT"))

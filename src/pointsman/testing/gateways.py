@@ -17,7 +17,7 @@ from pointsman.domain.keys import Keyring, Scope
 from pointsman.testing.client import Client
 from pointsman.testing.origin import Origin, Script
 
-__all__ = ["ANY", "Served", "configured", "counted", "fronted", "running", "served"]
+__all__ = ["ANY", "PEPPER", "Served", "configured", "counted", "fronted", "running", "served"]
 
 ANY = "127.0.0.1:0"
 SETS = [f"gateway.{key}={ANY}" for key in ("listen", "health_listen", "registry_listen")]
@@ -34,7 +34,7 @@ class Keys:
         (pepper,) = PEPPER.values()
         keyring = Keyring(pepper.encode(), wall=time.time, cache_key=bytes(16))
         self.file = KeyFile(path, keyring)
-        self.options = {"keys_file": str(path)}
+        self.options: dict[str, Any] = {"keys_file": str(path)}
 
     def make(
         self,
