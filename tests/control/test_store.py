@@ -139,10 +139,15 @@ def test_a_document_is_never_saved_under_an_epoch_that_has_been(tmp_path: Path, 
     store.close()
 
 
-def test_a_document_that_was_never_adopted_is_not_lost_in_silence(tmp_path: Path) -> None:
+def test_what_is_saved_before_any_file_was_read_is_kept_and_the_first_file_wins(
+    tmp_path: Path,
+) -> None:
     store = Store(tmp_path)
-    with pytest.raises(StoreError, match="routes"):
-        store.save_document("routes", Document(b"put", 2))
+    store.save_document("routes", Document(b"put", 2))
+    with pytest.raises(StoreError, match="another gateway"):
+        store.save_document("routes", Document(b"late", 2))
+    store = reopen(store, tmp_path)
+    assert value(store, b"file") == (b"file", 3)
     store.close()
 
 

@@ -149,14 +149,15 @@ class Store:
             return {name: self._adopt(name, value) for name, value in from_file.items()}
 
     def save_document(self, name: str, document: Document) -> None:
-        """Put a document that was adopted before in force; it is durable when this returns.
+        """Put a document in force; it is durable when this returns.
 
         Raises StoreError, too, where the kept one is as new: then another gateway has the folder.
         """
         with self._lock, self._failing_clearly(), self._transaction():
             changed = self._db.execute(
-                "UPDATE document SET value = ?, epoch = ? WHERE name = ? AND epoch < ?",
-                (document.value, document.epoch, name, document.epoch),
+                "INSERT INTO document VALUES (?, ?, ?, x'') ON CONFLICT (name) DO UPDATE "
+                "SET value = excluded.value, epoch = excluded.epoch WHERE epoch < excluded.epoch",
+                (name, document.epoch, document.value),
             )
             if changed.rowcount != 1:
                 raise StoreError(
