@@ -17,7 +17,18 @@ from pointsman.domain.keys import Keyring, Scope
 from pointsman.testing.client import Client
 from pointsman.testing.origin import Origin, Script
 
-__all__ = ["ANY", "PEPPER", "Served", "configured", "counted", "fronted", "running", "served"]
+__all__ = [
+    "ANY",
+    "PEPPER",
+    "Keys",
+    "Served",
+    "bearer",
+    "configured",
+    "counted",
+    "fronted",
+    "running",
+    "served",
+]
 
 ANY = "127.0.0.1:0"
 SETS = [f"gateway.{key}={ANY}" for key in ("listen", "health_listen", "registry_listen")]
