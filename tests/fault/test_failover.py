@@ -3,7 +3,7 @@
 import pytest
 
 from pointsman.testing.client import Client, post
-from pointsman.testing.gateways import running
+from pointsman.testing.gateways import counted, running
 from pointsman.testing.origin import (
     Origin,
     answers,
@@ -53,3 +53,23 @@ async def test_a_connection_goes_on_after_a_stream_that_broke_in_good_order() ->
         broken = await client.ask(post(CHAT | {"stream": True}))
         assert (broken.complete, broken.header("connection")) == (True, "keep-alive")
         assert (await client.ask(post(CHAT))).body == b'{"ok":1}'
+
+
+@pytest.mark.parametrize("kind", ["503", "refused", "reset"])
+async def test_r25_a_worker_that_fails_everybody_costs_each_request_one_attempt_and_shows(
+    kind: str,
+) -> None:
+    """No request asks it twice, none fails for it, and an operator sees it; nothing is remembered between requests."""
+    script = resets() if kind == "reset" else answers({"no": 1}, 503)
+    async with Origin(script) as bad, Origin(answers({"ok": 1})) as good:
+        address = dead_address() if kind == "refused" else bad.address
+        workers = {"a": address, "b": good.address}
+        async with running(workers) as gateway, Client(gateway.address) as client:
+            statuses = [(await client.ask(post(CHAT))).status for _ in range(5)]
+            failed = f'tl_gateway_worker_requests_total{{outcome="{kind}",worker_id="a"}}'
+            assert counted(gateway, failed) == 5
+            assert [decision.attempts[0].outcome for decision in gateway.decisions.find()] == [
+                kind
+            ] * 5
+        assert statuses == [200] * 5
+        assert len(bad.requests) == (0 if kind == "refused" else 5)
