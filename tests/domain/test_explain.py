@@ -249,7 +249,7 @@ def test_an_explanation_takes_nothing_from_the_requests_that_follow(name: str) -
     def picks(*, explained: bool) -> list[str]:
         fleet = Fleet(policy=make_policy(name, PolicyOptions(), Random(3)))
         for number in range(5):
-            fleet.beat(f"w{number}")
+            fleet.beat(f"w{number}").kv_total_blocks = number
         made = []
         for number in range(100):
             if explained:
