@@ -168,6 +168,9 @@ class Gateway:
         self.address = await self._listen(options.listen, self._plane, context)
         self._saver = loop.call_later(SAVE_EVERY_S, self._save_often)
         self._watch()
+        if options.watch and self._load is not None:
+            # What changed between its reading and the watch's first look would never be a change.
+            await self.reload("watch")
 
     async def reload(self, trigger: str) -> Reload:
         """Read the configuration again and put it in force: all of it, or nothing where something is wrong.

@@ -71,3 +71,26 @@ def test_a_swapped_link_and_a_file_that_comes_and_goes_are_changes(tmp_path: Pat
     assert len(set(seen)) == 3
     link.unlink()
     assert fingerprint([link]) == seen[0]
+
+
+async def test_nothing_that_fails_ends_the_watch(caplog: pytest.LogCaptureFixture) -> None:
+    clock, told = Clock(), []
+    state = "old"
+
+    def look() -> str:
+        if state == "unreadable":
+            raise RuntimeError(state)
+        return state
+
+    async def changed() -> None:
+        told.append(state)
+        if state == "unwanted":
+            raise RuntimeError(state)
+
+    watch = Watch(look, changed, clock.sleep)
+    watch.start()
+    for state in ("unreadable", "unwanted", "new"):  # noqa: B007  # `look` reads it
+        await clock.tick()
+    watch.stop()
+    assert told == ["unwanted", "new"]
+    assert caplog.text.count("a watch failed") == 2

@@ -20,6 +20,7 @@ from pointsman.testing.origin import Origin, Script
 __all__ = [
     "ANY",
     "PEPPER",
+    "SETS",
     "Keys",
     "Served",
     "bearer",
