@@ -263,7 +263,7 @@ async def test_o06_what_runs_keeps_its_limits_and_what_comes_has_the_new_ones(so
             await stream.read_until(b"\n\n\r\n")
             await plain.send(post(CHAT))
             await origin.received(2)
-            limits = dict.fromkeys(("head", "first_byte", "gap", "total"), 0.2)
+            limits = dict.fromkeys(("head", "first_byte", "gap"), 0.2)
             options: dict[str, Any] = {f"{name}_timeout_s": each for name, each in limits.items()}
             written(source, {"a": origin.address}, max_body_bytes=500, **options)
             await reloaded(client)
