@@ -328,6 +328,52 @@ def test_a_bad_table_changes_nothing() -> None:
     assert (router.table.epoch, registry.route_epoch) == (1, 1)
 
 
+def test_a_table_that_is_adopted_keeps_its_epoch_and_workers_hear_of_it() -> None:
+    registry, router = fleet(Route("public"))
+    table = RouteTable([Route("other", aliases=("o",))], epoch=9)
+    router.adopt(table)
+    assert router.table is table
+    assert registry.beat(WorkerReport("a", "h:1", "other"), 0.0).route_epoch == 9
+    assert router.route(request("o"), now=0.0).worker.id == "a"
+    with pytest.raises(ModelNotFound):
+        router.route(request("public"), now=0.0)
+    assert router.set_routes([]) == 10
+
+
+def test_a_new_policy_picks_from_the_next_request_on() -> None:
+    registry, router = fleet()
+    beat(registry, "a", queue_depth=1)
+    beat(registry, "b")
+    assert router.route(request(), now=0.0).worker.id == "b"
+    router.policy = weighted = make_policy("weighted", PolicyOptions(), Random(1))
+    assert router.policy is weighted
+    assert router.route(request(), now=0.0).worker.id == "a"
+
+
+@pytest.mark.parametrize(
+    ("listed", "asked", "permitted"),
+    [
+        ((), "anything", True),
+        (("smol-v3",), "smol-v3", True),
+        (("smol-v3",), "smol", True),
+        (("smol",), "smol-v3", True),
+        (("smol",), "tiny", True),
+        (("other", "tiny"), "smol", True),
+        (("other",), "smol", False),
+        (("other",), "nobody", False),
+        (("nobody",), "nobody", True),
+        (("nobody",), "nobody-else", False),
+        (("smol",), "engine", False),
+    ],
+)
+def test_a_list_of_models_permits_every_name_of_their_routes_and_no_other(
+    listed: tuple[str, ...], asked: str, permitted: bool
+) -> None:
+    route = Route("smol-v3", aliases=("smol", "tiny"), backends=(Backend("engine"),))
+    _, router = fleet(route, Route("other"))
+    assert router.permits(listed, asked) == permitted
+
+
 def test_models_are_those_of_the_table_and_of_routable_workers() -> None:
     registry, router = fleet(Route("public", aliases=("alias",)), Route("smol"))
     beat(registry, "a", 0.0, model="smol")

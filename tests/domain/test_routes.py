@@ -75,6 +75,26 @@ def test_a_table_names_ids_aliases_backends_and_steps() -> None:
     assert not table.names("other")
 
 
+@pytest.mark.parametrize(
+    ("name", "served"),
+    [
+        ("smol", ("smol-v3", "smol-v4")),
+        ("auto", ("small", "large")),
+        ("plain", ("plain",)),
+        ("p", ("plain",)),
+        ("same", ("v1",)),
+        ("smol-v3", ("smol-v3",)),
+        ("nobody", ("nobody",)),
+    ],
+)
+def test_a_name_is_served_under_the_ids_of_its_route_each_named_once(
+    name: str, served: tuple[str, ...]
+) -> None:
+    same = Route("same", backends=(Backend("v1", 0.5), Backend("v1", 0.5)))
+    table = RouteTable([CANARY, CASCADE, Route("plain", aliases=("p",)), same])
+    assert table.served(name) == served
+
+
 def test_an_empty_table_has_the_first_epoch() -> None:
     table = RouteTable()
     assert (table.routes, table.models(), table.etag) == ((), [], '"routes-1"')

@@ -1,4 +1,4 @@
-"""The registry agrees with a naive model of it through any history of heartbeats, drains and silence."""
+"""The registry agrees with a naive model of it through any history of heartbeats, drains, static lists and silence."""
 
 import math
 from dataclasses import dataclass
@@ -9,12 +9,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from pointsman.domain.ledger import Lease
-from pointsman.domain.registry import MEMORY_S, InvalidReport, Registry, WorkerReport
+from pointsman.domain.registry import (
+    MEMORY_S,
+    InvalidReport,
+    Registry,
+    RegistryFull,
+    WorkerReport,
+)
 from pointsman.domain.worker import Role, Worker
 
 IDS = st.sampled_from("abcde")
 MODELS = ("smol", "large")
 ROLES = tuple(Role)
+WORKERS_MAX = 5
 
 
 @dataclass
@@ -38,7 +45,7 @@ class RegistryMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.registry = Registry()
+        self.registry = Registry(workers_max=WORKERS_MAX)
         self.lives: dict[str, Life] = {}
         self.drained: set[str] = set()
         self.seen: dict[str, float] = {}
@@ -94,6 +101,10 @@ class RegistryMachine(RuleBasedStateMachine):
             with pytest.raises(InvalidReport):
                 self.registry.beat(report, self.now)
             return
+        if former is None and len(self.lives) == WORKERS_MAX:
+            with pytest.raises(RegistryFull):
+                self.registry.beat(report, self.now)
+            return
         ack = self.registry.beat(report, self.now)
         assert ack.drain == (model in self.drained)
         self.seen[model] = self.now
@@ -127,15 +138,55 @@ class RegistryMachine(RuleBasedStateMachine):
     @rule(worker_id=st.sampled_from("st"), model=st.sampled_from(MODELS))
     def add_static(self, worker_id: str, model: str) -> None:
         worker = Worker(worker_id, model=model, http_address="h:9")
-        if worker_id in self.lives:
+        # `add` does not look at the clock, and whoever is due still takes room.
+        self._expire()
+        self.registry.expire(self.now)
+        if worker_id in self.lives or len(self.lives) == WORKERS_MAX:
             with pytest.raises(InvalidReport):
                 self.registry.add(worker)
             return
         self.registry.add(worker)
-        self.expected.append(("join", worker_id))
+        self._born_static(worker)
+
+    @rule(
+        listed=st.lists(
+            st.tuples(
+                st.sampled_from("aest"), st.sampled_from(MODELS), st.sampled_from(["h:8", "h:9"])
+            ),
+            max_size=4,
+        )
+    )
+    def set_static(self, listed: list[tuple[str, str, str]]) -> None:
+        self._expire()
+        self.registry.expire(self.now)
+        workers = [Worker(each, model=model, http_address=at) for each, model, at in listed]
+        wanted = {worker.id for worker in workers}
+        beating = {each for each, life in self.lives.items() if not life.static}
+        if len(wanted) < len(workers) or wanted & beating or len(wanted | beating) > WORKERS_MAX:
+            before = self.registry.snapshot()
+            with pytest.raises(InvalidReport):
+                self.registry.set_static(workers)
+            assert self.registry.snapshot() is before
+            return
+        self.registry.set_static(workers)
+        for gone in sorted(self.lives.keys() - wanted - beating):
+            del self.lives[gone]
+            self.expected.append(("leave", gone))
+        for worker in workers:
+            life = self.lives.get(worker.id)
+            if life is not None and life.address == worker.http_address:
+                life.model = worker.model
+                continue
+            if life is not None:
+                self.expected.append(("leave", worker.id))
+            self._born_static(worker)
+
+    def _born_static(self, worker: Worker) -> None:
+        self.expected.append(("join", worker.id))
         self.births += 1
-        self.lives[worker_id] = Life(
-            self.births, model, Role.UNIFIED, "h:9", 0, draining=False, last=0.0, static=True
+        address = worker.http_address
+        self.lives[worker.id] = Life(
+            self.births, worker.model, Role.UNIFIED, address, 0, False, last=0.0, static=True
         )
 
     @rule(eighths=st.integers(0, 56))
