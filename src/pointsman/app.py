@@ -14,6 +14,7 @@ import ssl
 import sys
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -67,6 +68,12 @@ SPANS_S = 2.0
 
 GC_THRESHOLD = 10_000
 """Objects more than at the last young collection before there is another. Requests leave no cycles, so few do."""
+
+RELOAD_S = 5.0
+"""How long the end of a gateway waits for a reload that has begun."""
+
+THREADS = 64
+"""Threads for calls that wait for disks and locks, not for cores."""
 
 ADMIN = "/admin"
 
@@ -206,7 +213,7 @@ class Gateway:
             watch.stop()
         self._plane.stop()
         if self._reloads:
-            await asyncio.wait(self._reloads)
+            await asyncio.wait(self._reloads, timeout=RELOAD_S)
         self._pool.close()
         for server in self._servers:
             server.close()
@@ -220,6 +227,11 @@ class Gateway:
             await asyncio.to_thread(self._tracer.close, SPANS_S)
         self._save()
         self.store.close()
+
+    @property
+    def reloading(self) -> bool:
+        """Whether a reload has begun and not ended."""
+        return bool(self._reloads)
 
     def configuration(self) -> Configuration:
         """Return what is in force."""
@@ -275,7 +287,11 @@ class Gateway:
 
     async def _remember(self) -> None:
         """Take up what the last life of this gateway left, and what the file says."""
-        for model, at in self.store.seen(wall=time.time(), monotonic=monotonic()).items():
+        try:
+            seen = self.store.seen(wall=time.time(), monotonic=monotonic())
+        except StoreError as error:
+            raise ConfigError(str(error)) from error
+        for model, at in seen.items():
             self.registry.remember(model, at)
         self._changes = Changes(
             self.registry,
@@ -501,8 +517,11 @@ async def _serve(config: Config, load: Callable[[], Config] | None, source: str)
     lines = configure(options.log_level, options.log_format)
     loop = asyncio.get_running_loop()
     signals: asyncio.Queue[int] = asyncio.Queue()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.put_nowait, number)
+    hangup = asyncio.Event()
+    loop.add_signal_handler(signal.SIGHUP, hangup.set)
+    loop.set_default_executor(ThreadPoolExecutor(THREADS))
     gateway = Gateway(config, load=load, source=source, lines=lines)
     try:
         await gateway.start()
@@ -519,25 +538,31 @@ async def _serve(config: Config, load: Callable[[], Config] | None, source: str)
         logger.warning("no keys_file: there is no authentication, every caller may infer")
     if not options.state_dir:
         logger.warning("no state_dir: a restart forgets routes, drains and models seen")
-    while await signals.get() == signal.SIGHUP:
-        await gateway.reload("SIGHUP")
+    reloads = loop.create_task(_reload_on(hangup, gateway))
+    await signals.get()
+    reloads.cancel()
     logger.info(
         "draining for at most %g s; a second signal ends it at once",
         gateway.config.drain_deadline_s,
     )
     drain = loop.create_task(gateway.drain())
-    second = loop.create_task(_but_hangups(signals))
+    second = loop.create_task(signals.get())
     await asyncio.wait((drain, second), return_when=asyncio.FIRST_COMPLETED)
     drain.cancel()
     second.cancel()
     await gateway.stop()
     logger.info("stopped")
+    if gateway.reloading:
+        # A thread that waits for a file, on a network that is gone perhaps, cannot be ended in another way.
+        os._exit(0)
 
 
-async def _but_hangups(signals: "asyncio.Queue[int]") -> None:
-    """Wait for a signal other than SIGHUP: it is too late for those."""
-    while await signals.get() == signal.SIGHUP:
-        pass
+async def _reload_on(hangup: asyncio.Event, gateway: Gateway) -> None:
+    """Reload when the event is set; what comes while one runs is one more."""
+    while True:
+        await hangup.wait()
+        hangup.clear()
+        await gateway.reload("SIGHUP")
 
 
 def _joined(worker: Worker) -> None:

@@ -259,6 +259,31 @@ async def test_without_a_key_only_this_machine_and_no_web_page(
     assert keyed.status == 200
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("forwarded", "for=8.8.8.8"),
+        ("via", "1.1 proxy"),
+        ("x-forwarded-for", "8.8.8.8"),
+        ("x-forwarded-host", "gateway.example"),
+        ("x-forwarded-proto", "https"),
+        ("x-real-ip", "8.8.8.8"),
+        ("sec-fetch-site", "cross-site"),
+        ("sec-fetch-site", "same-site"),
+    ],
+)
+async def test_without_a_key_nobody_comes_through_a_proxy_or_from_another_page(
+    gateway: Operated, name: str, value: str
+) -> None:
+    lines = [(b"host", b"127.0.0.1"), (name.encode(), value.encode())]
+    state = {"principal": KEYLESS}
+    refused = await call(gateway.app, "GET", "/admin/v1/stats", headers=lines, state=state)
+    assert refused.status == 403
+    lines[1] = (b"sec-fetch-site", b"same-origin")
+    served = await call(gateway.app, "GET", "/admin/v1/stats", headers=lines, state=state)
+    assert served.status == 200
+
+
 @pytest.mark.parametrize("name", ["host", "origin"])
 async def test_two_headers_where_there_can_be_one_are_refused(gateway: Operated, name: str) -> None:
     value = b"127.0.0.1" if name == "host" else b"http://127.0.0.1"

@@ -108,10 +108,51 @@ def test_blank_lines_and_other_line_ends_are_nothing(path: Path, ending: str) ->
 
 def test_an_empty_file_has_no_keys(path: Path) -> None:
     ring = keyring()
-    ring.replace([Key(key_id=12 * "a", hmac=64 * "0", tenant="t", name="n")])
     path.touch()
     KeyFile(path, ring).load()
     assert ring.keys() == []
+
+
+def test_a_file_that_was_emptied_ends_no_key(path: Path) -> None:
+    """Whoever writes a file in place empties it first."""
+    ring = keyring()
+    path.write_text(lines(RECORD))
+    keys = KeyFile(path, ring)
+    keys.load()
+    path.write_text("\n")
+    with pytest.raises(KeyFileError, match="is empty; to end a key, revoke it"):
+        keys.load()
+    assert ring.admit(BEARER, 0.0).tenant == "acme"
+
+
+def test_a_key_is_not_made_in_place_of_a_file_that_had_keys(path: Path) -> None:
+    ring = keyring()
+    path.write_text(lines(RECORD))
+    keys = KeyFile(path, ring)
+    keys.load()
+    path.unlink()
+    with pytest.raises(KeyFileError, match="No such file"):
+        made(keys)
+    assert not path.exists()
+    assert ring.admit(BEARER, 0.0).tenant == "acme"
+
+
+def test_a_revocation_is_read_while_somebody_waits_for_another_process(path: Path) -> None:
+    ring = keyring()
+    path.write_text(lines(RECORD))
+    keys = KeyFile(path, ring, patience_s=60.0)
+    keys.load()
+    lock = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    waiting = threading.Thread(target=made, args=(keys,))
+    waiting.start()
+    path.write_text(lines(RECORD | {"revoked": True}))
+    keys.load()
+    with pytest.raises(InvalidKey):
+        ring.admit(BEARER, 0.0)
+    os.close(lock)
+    waiting.join()
+    assert len(ring.keys()) == 2
 
 
 # What is refused.

@@ -1,6 +1,7 @@
 """The end of a gateway: what is told to balancers, to clients that wait and to streams that run (O01)."""
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -224,6 +225,25 @@ async def test_o01_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
                 pass
             process.terminate()
             assert await stream.rest() == sse_chunk(ERROR_EVENT) + b"0\r\n\r\n"
+        assert await process.wait() == 0
+
+
+@pytest.mark.slow
+async def test_a_reload_that_hangs_keeps_no_gateway_from_ending(tmp_path: Path) -> None:
+    """A file on a network that is gone does not answer; signals are heard, and the process ends."""
+    async with (
+        Origin() as origin,
+        served(tmp_path, origin.address, drain_deadline_s=0.1) as (process, _, health),
+        Client(health) as watch,
+    ):
+        config = tmp_path / "gateway.toml"
+        config.unlink()
+        os.mkfifo(config)
+        for _ in range(50):
+            process.send_signal(signal.SIGHUP)
+        process.terminate()
+        while (await watch.ask(get("/readyz"))).status == 200:
+            pass
         assert await process.wait() == 0
 
 

@@ -573,3 +573,14 @@ async def test_admin_routes_workers_drain_over_sockets(keys: Keys) -> None:
         assert undrained.status == 200
         assert (await client.ask(post({"model": "chat"}, headers=key))).status == 200
     assert len(origin.requests) == 2
+
+
+async def test_a_key_for_some_models_must_name_its_model_once(keys: Keys) -> None:
+    """An engine that reads the first of two would serve one that the key is not for."""
+    some, every = keys.make("infer", models=["m"]), keys.make("infer")
+    async with guarded(keys) as (origin, _, client):
+        for body in (b'{"model":"n","model":"m"}', b'{"model":"n","mod\\u0065l":"m"}'):
+            refused = await client.ask(post(body, headers=bearer(some)))
+            assert (refused.status, refused.error["param"]) == (400, "model")
+            assert (await client.ask(post(body, headers=bearer(every)))).status == 200
+        assert len(origin.requests) == 2

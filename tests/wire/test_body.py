@@ -7,7 +7,14 @@ import msgspec
 import pytest
 
 from pointsman.errors import BadRequest
-from pointsman.wire.body import members, parse_request, readable, with_fields, with_model
+from pointsman.wire.body import (
+    members,
+    parse_request,
+    readable,
+    says_model_once,
+    with_fields,
+    with_model,
+)
 
 
 def read(body: bytes) -> str:
@@ -60,8 +67,14 @@ class TestReading:
             read(b'{"return_token_ids":true,"chat_template_kwargs":{"x":[1]},"model":"m"}') == "m"
         )
 
-    def test_a_very_long_model_is_read(self) -> None:
-        assert read(b'{"model":"' + b"x" * 1_000_000 + b'"}') == "x" * 1_000_000
+    def test_a_model_has_256_characters_at_most(self) -> None:
+        """Records of requests keep it: a client must not fill the memory with it."""
+        longest = "\u00e9" * 256
+        assert read(f'{{"model":"{longest}"}}'.encode()) == longest
+        for size in (257, 1_000_000):
+            with pytest.raises(BadRequest, match="256 characters") as refused:
+                read(b'{"model":"' + b"x" * size + b'"}')
+            assert refused.value.param == "model"
 
     @pytest.mark.parametrize(
         "content",
@@ -272,3 +285,17 @@ class TestChanging:
         began = time.process_time()
         assert with_model(body, "b") == body[:-3] + b'b"}'
         assert time.process_time() - began < 1
+
+
+@pytest.mark.parametrize(
+    ("body", "once"),
+    [
+        (b'{"model":"a"}', True),
+        (b'{"x":{"model":"b"},"model":"a"}', True),
+        (b'{"prompt":"\\"model\\": \\u0065","model":"a"}', True),
+        (b'{"model":"a","model":"a"}', False),
+        (b'{"model":"n","x":[1],"mod\\u0065l":"m"}', False),
+    ],
+)
+def test_whether_the_model_is_said_once(body: bytes, once: bool) -> None:
+    assert says_model_once(body) is once

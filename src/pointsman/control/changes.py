@@ -156,10 +156,16 @@ class Changes:
             with self._reserved(static):
                 kept = await self._kept(self._store.adopt, documents)
                 table, workers = kept[ROUTES], kept[WORKERS]
-                chosen = msgspec.json.decode(workers.value, type=tuple[dict[str, Any], ...])
-                found = routes_from_config(msgspec.json.decode(table.value))
-                in_force = RouteTable(found, table.epoch)
-                self._registry.set_static([self._build(each) for each in chosen])
+                try:
+                    chosen = msgspec.json.decode(workers.value, type=tuple[dict[str, Any], ...])
+                    found = routes_from_config(msgspec.json.decode(table.value))
+                    in_force = RouteTable(found, table.epoch)
+                    built = [self._build(each) for each in chosen]
+                except (BadRequest, msgspec.MsgspecError, UnicodeDecodeError) as error:
+                    raise StateUnavailable(
+                        f"state_dir: the routes and workers kept there cannot be used: {error}"
+                    ) from None
+                self._registry.set_static(built)
             self._static, self._static_epoch = chosen, workers.epoch
             if in_force.epoch != self._router.table.epoch or found != self._router.table.routes:
                 self._enforce(in_force)

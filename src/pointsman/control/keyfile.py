@@ -93,14 +93,18 @@ class KeyFile:
     def load(self) -> None:
         """Read the file and hand its keys to the keyring.
 
-        Raises KeyFileError, with the file and the line, where it is missing or a line is no key; the keyring keeps
-        what it has then.
+        Raises KeyFileError, with the file and the line, where it is missing, a line is no key, or it is empty and was
+        not; the keyring keeps what it has then.
         """
         with self._turn, self._failing_clearly():
             self._fingerprint = None
             contents = self._path.read_bytes()
             self._fingerprint = _digest(contents)
-            self._follow(self._read(contents))
+            lines = self._read(contents)
+            if not lines and self._has_keys:
+                # Whoever writes in place empties it first; nobody means that all keys end.
+                raise KeyFileError(f"{self._path} is empty; to end a key, revoke it")
+            self._follow(lines)
 
     def changed(self) -> bool:
         """Tell whether the contents are others than when the file was last loaded, well or badly.
@@ -142,12 +146,12 @@ class KeyFile:
     ) -> tuple[Key, str]:
         """Make a key at `now` (seconds since 1970) and return its record and its text, which is kept nowhere.
 
-        A missing file is made. Raises ValueError for what `Key` does not allow and where there is no keyring to take
-        the pepper from, KeyFileError where the file cannot be read or written.
+        A missing file is made, but not in place of one that had keys. Raises ValueError for what `Key` does not allow
+        and where there is no keyring to take the pepper from, KeyFileError where the file cannot be read or written.
         """
         if self._keyring is None:
             raise ValueError("without a keyring there is no pepper to make a key with")
-        with self._rewriting(make=True) as lines:
+        with self._rewriting(make=not self._has_keys) as lines:
             while (made := make_key(self._random_bytes))[0] in lines:
                 pass  # An id that is taken would take that key's place.
             key_id, text = made
@@ -209,6 +213,10 @@ class KeyFile:
                 lines[key.key_id] = Line(text, key)
         return lines
 
+    @property
+    def _has_keys(self) -> bool:
+        return self._keyring is not None and bool(self._keyring.keys())
+
     def _follow(self, lines: Mapping[str, Line]) -> None:
         if self._keyring is not None:
             self._keyring.replace(line.key for line in lines.values())
@@ -218,7 +226,8 @@ class KeyFile:
         """Yield the keys of the file, and write it anew if they are others afterwards."""
         # A link stays one: what it points to is rewritten.
         target = Path(os.path.realpath(self._path))
-        with self._turn, self._failing_clearly(), self._lock(target):
+        # Whoever waits for other processes must not keep a revocation from being read meanwhile.
+        with self._failing_clearly(), self._lock(target), self._turn:
             try:
                 before = self._read(target.read_bytes())
             except FileNotFoundError:

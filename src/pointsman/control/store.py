@@ -115,6 +115,8 @@ class Store:
         # In WAL mode only FULL survives a power cut, and an epoch that went back would make an old
         # ETag match a new table.
         self._db.execute("PRAGMA synchronous = FULL")
+        # The log is a quarter of a megabyte then, not four: state folders may be small.
+        self._db.execute("PRAGMA wal_autocheckpoint = 64")
         if new:
             self._db.executescript(SCHEMA)
         elif version == 1:

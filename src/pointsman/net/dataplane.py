@@ -15,6 +15,7 @@ from pointsman.domain.keys import ANONYMOUS, Principal, Scope
 from pointsman.domain.router import Router
 from pointsman.domain.worker import Worker
 from pointsman.errors import (
+    BadRequest,
     GatewayError,
     InsufficientScope,
     InvalidKey,
@@ -30,7 +31,7 @@ from pointsman.net.driver import Drive
 from pointsman.net.limits import DownstreamLimits, UpstreamLimits
 from pointsman.net.observer import Observer
 from pointsman.net.pool import Pool
-from pointsman.wire.body import parse_request
+from pointsman.wire.body import parse_request, says_model_once
 from pointsman.wire.http1 import identity_of, render_request
 from pointsman.wire.replies import error_reply, model_reply, models_reply
 
@@ -138,8 +139,8 @@ class DataPlane:
             if not (principal.embed if embeds else principal.infer):
                 raise InsufficientScope(f"the key has no scope for {path}")
             inference = parse_request(request.body, request_id, self._affinity_bytes)
-            if principal.models and not self.router.permits(principal.models, inference.model):
-                raise InsufficientScope("the key is not for this model")
+            if principal.models:
+                self._check_model(principal, inference.model, request.body)
         except GatewayError as error:
             self._refuse(client, request, error, request_id, started)
             return None
@@ -205,6 +206,14 @@ class DataPlane:
         client.write(reply)
         client.finish(self._keep(request))
         return None
+
+    def _check_model(self, principal: Principal, model: str, body: bytes) -> None:
+        """Raise what a key that is for some models gets for this one."""
+        if not self.router.permits(principal.models, model):
+            raise InsufficientScope("the key is not for this model")
+        # Of two, an engine may read the one that was not looked at here.
+        if not says_model_once(body):
+            raise BadRequest("`model` must stand in the request once", param="model")
 
     def _mount_of(self, path: bytes) -> Mounted | None:
         for mount in self._mounts:

@@ -17,9 +17,12 @@ import msgspec
 from pointsman.domain.request import InferenceRequest
 from pointsman.errors import BadRequest
 
-__all__ = ["members", "parse_request", "readable", "with_fields", "with_model"]
+__all__ = ["members", "parse_request", "readable", "says_model_once", "with_fields", "with_model"]
 
 Decoded = TypeVar("Decoded")
+
+MODEL_LIMIT = 256
+"""Characters of a model id, as for routes and workers: records of requests keep it when the body is long gone."""
 
 ABSENT = msgspec.Raw(b"")
 TRUE = msgspec.Raw(b"true")
@@ -56,7 +59,8 @@ decode_fields = msgspec.json.Decoder(Fields).decode
 def parse_request(body: bytes, request_id: str, affinity_bytes: int = 64) -> InferenceRequest:
     """Read what routing needs from the body of an inference request.
 
-    Raises BadRequest for anything but a JSON object with a string `model`; `param` is `model` where that is the fault.
+    Raises BadRequest for anything but a JSON object with a string `model` of 1 to 256 characters; `param` is `model`
+    where that is the fault.
     """
     try:
         fields = readable(decode_fields, body)
@@ -70,6 +74,8 @@ def parse_request(body: bytes, request_id: str, affinity_bytes: int = 64) -> Inf
         raise BadRequest("the request body is nested too deeply") from None
     if not fields.model:
         raise BadRequest("`model` is missing: it must be a non-empty string", param="model")
+    if len(fields.model) > MODEL_LIMIT:
+        raise BadRequest(f"`model` has more than {MODEL_LIMIT} characters", param="model")
     return InferenceRequest(
         fields.model,
         request_id,
@@ -78,6 +84,17 @@ def parse_request(body: bytes, request_id: str, affinity_bytes: int = 64) -> Inf
         fields.messages or None,
         affinity_bytes,
     )
+
+
+def says_model_once(body: bytes) -> bool:
+    """Tell whether the top-level key `model` stands once in a body that has passed `parse_request`.
+
+    >>> says_model_once(b'{"model":"a","x":{"model":"b"}}'), says_model_once(b'{"model":"a","mod\\u0065l":"b"}')
+    (True, False)
+    """
+    if body.count(b'"model"') == 1 and b"\\u006" not in body:
+        return True
+    return sum(name == "model" for name, _, _ in members(body)) == 1
 
 
 def with_model(body: bytes, model: str) -> bytes:

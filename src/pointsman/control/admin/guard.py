@@ -4,9 +4,10 @@ The data plane verifies keys and leaves the principal in the request's state; a 
 scope `admin`, is refused here too, whoever mounted the application and however.
 
 A gateway without keys lets everybody on its own machine in, and a browser is on it as well. So whoever comes without a
-key must not come from a web page: `Origin`, which browsers send with every change, must be the gateway itself, and
-`Host` must be a loopback name, since a foreign name that resolves to loopback is DNS rebinding. A key needs neither: a
-page does not have it, and browsers do not add it by themselves.
+key must not come from a web page: `Origin`, which browsers send with every change, must be the gateway itself,
+`Sec-Fetch-Site` must not say otherwise, and `Host` must be a loopback name, since a foreign name that resolves to
+loopback is DNS rebinding. Nor may they come through a proxy on this machine, which may serve everybody. A key needs
+none of this: a page does not have it, and browsers do not add it by themselves.
 """
 
 import ipaddress
@@ -54,7 +55,22 @@ def _admit(scope: Scope) -> None:
         raise NotFound("no such path")
 
 
+PROXIED = (
+    "forwarded",
+    "via",
+    "x-forwarded-for",
+    "x-forwarded-host",
+    "x-forwarded-proto",
+    "x-real-ip",
+)
+"""What proxies add to a request. One that adds nothing cannot be told from a client."""
+
+
 def _same_site(headers: Headers) -> None:
+    if any(name in headers for name in PROXIED):
+        raise InsufficientScope("without a key, the admin API takes nothing through a proxy")
+    if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        raise InsufficientScope("without a key, the admin API takes nothing from other web pages")
     hosts, origins = headers.getlist("host"), headers.getlist("origin")
     if len(hosts) > 1 or not all(map(_is_loopback, hosts)):
         raise InsufficientScope(
