@@ -156,10 +156,14 @@ class Stats(Struct, frozen=True, kw_only=True):
 
     started_at: Annotated[float, _said("Unix time, seconds.")]
     now: Annotated[float, _said("Unix time, seconds.")]
-    requests_total: Annotated[int, _said("Requests for engines that are over, whatever came of them.")]
+    requests_total: Annotated[
+        int, _said("Requests for engines that are over, whatever came of them.")
+    ]
     errors_total: Annotated[int, _said("Those answered with 5xx, and those whose answer broke.")]
     failovers_total: Annotated[int, _said("Attempts after the first of a request.")]
-    first_byte_seconds_sum: Annotated[float, _said("Sum of the times to first byte of successful streams, seconds.")]
+    first_byte_seconds_sum: Annotated[
+        float, _said("Sum of the times to first byte of successful streams, seconds.")
+    ]
     first_byte_count: Annotated[int, _said("How many such streams there were.")]
     in_flight: Annotated[int, _said("Requests that are not over.")]
     workers: Annotated[dict[str, int], _said("Attempts by worker id.")]
