@@ -64,7 +64,10 @@ class Fleet:
         self._logs = tempfile.TemporaryDirectory(prefix="pointsman-demo-")
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         options = GatewayConfig(
-            listen=f"127.0.0.1:{port}", health_listen="127.0.0.1:0", registry_listen="127.0.0.1:0"
+            listen=f"127.0.0.1:{port}",
+            health_listen="127.0.0.1:0",
+            registry_listen="127.0.0.1:0",
+            access_log="off",  # the table of requests says it
         )
         self.gateway = Gateway(Config(gateway=options), Record)
 
