@@ -4,7 +4,9 @@ Fields that are not shown are not here, and those that a gateway of another vers
 command line and a gateway need not be of the same version.
 """
 
-from msgspec import Struct
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from pointsman.domain.explain import Decision
 
@@ -19,6 +21,10 @@ __all__ = [
 ]
 
 
+Count = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+"""A number that arithmetic cannot choke on."""
+
+
 class WorkerRow(Struct, frozen=True, kw_only=True):
     """One live worker; `drained` says that its model is, `oldest_request_s` is None while it has no request."""
 
@@ -29,12 +35,12 @@ class WorkerRow(Struct, frozen=True, kw_only=True):
     draining: bool
     drained: bool = False
     static: bool = False
-    queue_depth: int = 0
-    running: int = 0
-    kv_free_blocks: int = 0
-    kv_total_blocks: int = 0
-    in_flight: int = 0
-    load: int = 0
+    queue_depth: Count = 0
+    running: Count = 0
+    kv_free_blocks: Count = 0
+    kv_total_blocks: Count = 0
+    in_flight: Count = 0
+    load: Count = 0
     oldest_request_s: float | None = None
 
     @property
@@ -47,18 +53,18 @@ class Workers(Struct, frozen=True):
     """The live workers and the epoch of the route table."""
 
     data: tuple[WorkerRow, ...]
-    route_epoch: int = 0
+    route_epoch: Count = 0
 
 
 class ModelRow(Struct, frozen=True, kw_only=True):
     """What is left to do for a model; `workers` counts its live ones, `oldest_request_s` is None without requests."""
 
     model: str
-    workers: int
-    requests_left: int
+    workers: Count
+    requests_left: Count
     oldest_request_s: float | None = None
     drained: bool = False
-    routable: int = 0
+    routable: Count = 0
 
 
 class Decisions(Struct, frozen=True):
@@ -72,13 +78,13 @@ class Stats(Struct, frozen=True, kw_only=True):
 
     started_at: float
     now: float
-    requests_total: int
-    errors_total: int
-    failovers_total: int
+    requests_total: Count
+    errors_total: Count
+    failovers_total: Count
     first_byte_seconds_sum: float
-    first_byte_count: int
-    in_flight: int
-    workers: dict[str, int] = {}
+    first_byte_count: Count
+    in_flight: Count
+    workers: dict[str, Count] = {}
 
 
 class Reload(Struct, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ Every text that came over the network goes through `printable`: model ids are ch
 
 from collections.abc import Iterable
 from datetime import datetime
+from math import isfinite
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -130,7 +131,7 @@ def decisions_table(decisions: Iterable[Decision]) -> RenderableType:
     for decision in decisions:
         last = decision.attempts[-1] if decision.attempts else None
         table.add_row(
-            datetime.fromtimestamp(decision.at).strftime("%H:%M:%S"),
+            _clock(decision.at),
             _cell(decision.request_id),
             _cell(decision.model),
             _cell(f"{decision.status} {decision.error}".strip()),
@@ -144,12 +145,12 @@ def decisions_table(decisions: Iterable[Decision]) -> RenderableType:
 
 
 def seconds(value: float | None) -> str:
-    """Return a duration with as many digits as are worth reading, "-" for None.
+    """Return a duration with as many digits as are worth reading, "-" for None and what is no duration.
 
     >>> seconds(0.01234), seconds(3.21), seconds(75.0), seconds(7300.0)
     ('12 ms', '3.2 s', '1 min 15 s', '2 h 1 min')
     """
-    if value is None:
+    if value is None or not isfinite(value):
         return "-"
     if value < 1:
         return f"{value * 1000:.0f} ms"
@@ -159,6 +160,13 @@ def seconds(value: float | None) -> str:
     if minutes < 60:
         return f"{minutes} min {rest} s"
     return f"{minutes // 60} h {minutes % 60} min"
+
+
+def _clock(at: float) -> str:
+    try:
+        return datetime.fromtimestamp(at).strftime("%H:%M:%S")
+    except (ArithmeticError, OSError, ValueError):
+        return "-"  # no calendar has this year
 
 
 def _way(answer: Explanation) -> str:
