@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pointsman.remote.edit import DRAFT_MAX, editor_of
+
 if TYPE_CHECKING:
     from tests.remote.conftest import FakeAdmin, Run
 
@@ -215,3 +217,96 @@ def test_an_editor_may_put_another_file_in_the_place_of_its_own(
     editor()
     assert run("routes", "edit", EDITOR=str(script)).exit_code == 0
     assert puts(admin) == [('"routes-7"', [{"model": "better"}])]
+
+
+@pytest.mark.parametrize("command", ["'", "vi '", "vi \\"])
+def test_an_editor_that_no_shell_would_understand_is_one_line(
+    admin: "FakeAdmin", run: "Run", command: str
+) -> None:
+    for name in ("VISUAL", "EDITOR"):
+        result = run("routes", "edit", **{name: command})
+        assert result.exit_code == 1
+        assert result.stderr.startswith(f"pointsman: {name} is no command: ")
+        assert result.stderr.count("\n") == 1
+    assert admin.asked == []
+
+
+def test_a_blank_editor_is_none(
+    admin: "FakeAdmin", run: "Run", editor: NewEditor, tmp_path: Path
+) -> None:
+    serve(admin, (7, [ROUTE]))
+    admin.says("PUT /routes", (200, {}, {"etag": '"routes-8"'}))
+    result = run("routes", "edit", VISUAL=" \t", EDITOR=editor(BETTER).command)
+    assert result.exit_code == 0, result.output
+    assert puts(admin) == [('"routes-7"', [{"model": "better"}])]
+    assert drafts(tmp_path) == []
+    assert editor_of({"VISUAL": " ", "EDITOR": ""}) == ["vi"]
+
+
+@pytest.mark.parametrize(
+    ("command", "left"),
+    [
+        ("rm", 0),
+        ("sh -c 'rm $0 && mkdir $0'", 1),
+        ("sh -c 'rm $0 && ln -s $0 $0'", 0),
+    ],
+    ids=["nothing", "a folder", "a link to itself"],
+)
+def test_an_editor_that_leaves_no_file_is_one_line(
+    admin: "FakeAdmin", run: "Run", editor: NewEditor, tmp_path: Path, command: str, left: int
+) -> None:
+    serve(admin, (7, [ROUTE]))
+    editor()
+    result = run("routes", "edit", VISUAL=command)
+    assert result.exit_code == 1
+    *kept, told = result.stderr.splitlines()
+    assert told.startswith("pointsman: cannot read what the editor left: ")
+    assert len(kept) == left
+    assert puts(admin) == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"# caf\xe9\n[[routes]]\n",
+        b"routes = " + b"[" * 100_000,
+        b"[[routes]]\ndefault_max_tokens = " + b"1" * 5000,
+        b"x" * (DRAFT_MAX + 1),
+    ],
+    ids=["no UTF-8", "nested", "a number without end", "long"],
+)
+def test_text_that_cannot_be_read_is_kept_byte_for_byte(
+    admin: "FakeAdmin", run: "Run", editor: NewEditor, tmp_path: Path, content: bytes
+) -> None:
+    serve(admin, (7, [ROUTE]))
+    editor()
+    written = tmp_path / "written"
+    written.write_bytes(content)
+    result = run("routes", "edit", input="n\n", VISUAL=f"cp {written}")
+    [kept] = drafts(tmp_path)
+    assert result.exit_code == 1
+    assert kept.read_bytes() == content
+    assert f"your text is kept in {kept}\n" in result.stderr
+    assert puts(admin) == []
+
+
+def test_a_draft_that_cannot_be_made_is_one_line(
+    admin: "FakeAdmin", run: "Run", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "no-folder"))
+    serve(admin, (7, [ROUTE]))
+    result = run("routes", "edit", VISUAL="true")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("pointsman: cannot write a file for the editor: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_an_answer_that_is_nested_too_deeply_costs_no_text(
+    admin: "FakeAdmin", run: "Run", editor: NewEditor, tmp_path: Path
+) -> None:
+    serve(admin, (7, [ROUTE]))
+    admin.says("PUT /routes", (500, b"[" * 100_000))
+    result = run("routes", "edit", VISUAL=editor(BETTER).command)
+    assert result.exit_code == 1
+    assert [kept.read_text() for kept in drafts(tmp_path)] == [BETTER]
+    assert "does not answer as a gateway's admin API" in result.stderr

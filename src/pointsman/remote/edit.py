@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from difflib import unified_diff
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ __all__ = ["Editing", "Table", "editor_of", "fetch"]
 
 STALE, BAD = 412, 400
 
+DRAFT_MAX = 16 * 2**20
+"""Bytes of a text that may be put."""
+
 
 class Table(msgspec.Struct, frozen=True):
     """A route table as plain values, and the entity tag of its version."""
@@ -28,8 +32,11 @@ class Table(msgspec.Struct, frozen=True):
     etag: str = ""
 
     def text(self, *comments: str) -> str:
-        """Return the table as text to read or to edit."""
-        return render(self.routes, *comments)
+        """Return the table as text to read or to edit. Raises `RemoteError` for one that cannot be written."""
+        try:
+            return render(self.routes, *map(printable, comments))
+        except RecursionError:
+            raise RemoteError("the gateway's routes are nested too deeply") from None
 
 
 def fetch(client: AdminClient) -> Table:
@@ -39,13 +46,22 @@ def fetch(client: AdminClient) -> Table:
 
 
 def editor_of(environment: Mapping[str, str]) -> list[str]:
-    """Return the command of the user's editor: $VISUAL, else $EDITOR, else vi.
+    """Return the command of the user's editor: $VISUAL, else $EDITOR, else vi; a blank one is none.
 
-    >>> editor_of({"EDITOR": "code --wait"})
+    Raises `RemoteError` for one that no shell would understand.
+
+    >>> editor_of({"VISUAL": " ", "EDITOR": "code --wait"})
     ['code', '--wait']
     """
-    command = environment.get("VISUAL") or environment.get("EDITOR") or "vi"
-    return shlex.split(command)
+    for name in ("VISUAL", "EDITOR"):
+        command = environment.get(name, "")
+        try:
+            words = shlex.split(command)
+        except ValueError as error:
+            raise RemoteError(f"{name} is no command: {error} in {command}") from None
+        if words:
+            return words
+    return ["vi"]
 
 
 class Editing:
@@ -70,7 +86,7 @@ class Editing:
     def run(self) -> bool:
         """Edit until the table is put, unchanged, or the user gives up; tell whether what they want is in force.
 
-        Raises as `AdminClient.ask` does, and `RemoteError` where the editor cannot be run.
+        Raises as `AdminClient.ask` does, and `RemoteError` where the editor cannot be run or leaves nothing to read.
         """
         table = fetch(self._client)
         comments = _comments(self._client.url, table)
@@ -89,12 +105,12 @@ class Editing:
         """Return whether the draft is in force, or the newer table to begin again with."""
         while True:
             self._open(draft)
-            text = draft.read()
-            if text == draft.original:
+            content = draft.read()
+            if content == draft.original:
                 self._say("nothing is changed, nothing was sent")
                 return True
             try:
-                routes = parse(text)
+                routes = _parse(content)
                 if routes == table.routes:
                     draft.done()
                     self._say("the routes are the same, nothing was sent")
@@ -117,7 +133,7 @@ class Editing:
     def _open(self, draft: "_Draft") -> None:
         try:
             status = subprocess.call([*self._editor, str(draft.path)])
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise RemoteError(f"cannot run the editor: {error}; set VISUAL or EDITOR") from None
         if status:
             raise RemoteError(f"the editor ended with status {status}; nothing was sent")
@@ -125,11 +141,12 @@ class Editing:
     def _put(self, routes: list[dict[str, Any]], table: Table) -> None:
         body = msgspec.json.encode({"routes": routes})
         answer = self._client.ask("PUT", "/routes", body, if_match=table.etag)
-        self._say(f"the new table is in force: {table.etag} is now {answer.etag}")
+        self._say(printable(f"the new table is in force: {table.etag} is now {answer.etag}"))
 
     def _redo(self, draft: "_Draft", table: Table) -> Table | bool:
         newer = fetch(self._client)
-        self._say(f"somebody else changed the table meanwhile; nothing was sent. {newer.etag}:")
+        self._say("somebody else changed the table meanwhile; nothing was put.")
+        self._say(printable(f"{newer.etag}:"))
         for line in unified_diff(
             table.text().splitlines(), newer.text().splitlines(), lineterm="", n=2
         ):
@@ -139,33 +156,56 @@ class Editing:
 
 
 class _Draft:
-    """A file of the user's own, readable by nobody else."""
+    """A file of the user's own, readable by nobody else. Raises `RemoteError` where it cannot be made."""
 
     def __init__(self, original: str) -> None:
-        self.original = original
+        self.original = original.encode()
         self._told = False
-        descriptor, name = tempfile.mkstemp(prefix="pointsman-routes-", suffix=".toml")
-        self.path = Path(name)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(original)
+        try:
+            descriptor, name = tempfile.mkstemp(prefix="pointsman-routes-", suffix=".toml")
+            self.path = Path(name)
+            with open(descriptor, "wb") as file:
+                file.write(self.original)
+        except OSError as error:
+            raise RemoteError(f"cannot write a file for the editor: {error}") from None
 
-    def read(self) -> str:
-        """Return the text as it is now; editors may have replaced the file."""
-        return self.path.read_text(encoding="utf-8", errors="replace")
+    def read(self) -> bytes:
+        """Return the text as it is now; editors may have replaced the file, or removed it, which is a `RemoteError`."""
+        try:
+            with self.path.open("rb") as file:
+                return file.read(DRAFT_MAX + 1)
+        except OSError as error:
+            raise RemoteError(
+                f"cannot read what the editor left: {error}; nothing was sent"
+            ) from None
 
     def done(self) -> None:
         """Forget the text: it is in force, or says nothing new."""
-        self.path.unlink()
+        with suppress(OSError):
+            self.path.unlink()
 
     def close(self, say: Callable[[str], None]) -> None:
         """Remove the file, or say once where it is if its text would be lost."""
         if self._told or not self.path.exists():
             return
-        if self.read() == self.original:
-            self.path.unlink()
+        try:
+            untouched = self.read() == self.original
+        except RemoteError:
+            untouched = False
+        if untouched:
+            self.done()
         else:
             self._told = True
             say(f"your text is kept in {self.path}")
+
+
+def _parse(content: bytes) -> list[dict[str, Any]]:
+    if len(content) > DRAFT_MAX:
+        raise BadText(f"this is longer than {DRAFT_MAX} bytes")
+    try:
+        return parse(content.decode())
+    except UnicodeDecodeError as error:
+        raise BadText(f"this is no UTF-8: {error}") from None
 
 
 def _comments(url: str, table: Table) -> tuple[str, ...]:

@@ -55,7 +55,7 @@ def parse(text: str) -> list[dict[str, Any]]:
     """
     try:
         document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # not all that tomllib raises is its own
         raise BadText(f"this is no TOML: {error}") from None
     if "routes" not in document:
         raise BadText("there is no [[routes]]; a table without any route is written: routes = []")
@@ -92,4 +92,9 @@ def _key(key: str) -> str:
 
 
 def _text(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    quoted = json.dumps(text, ensure_ascii=False)
+    return "".join(char if char.isprintable() else _escaped(char) for char in quoted)
+
+
+def _escaped(char: str) -> str:
+    return f"\\u{ord(char):04x}" if ord(char) < 2**16 else f"\\U{ord(char):08x}"
