@@ -4,12 +4,13 @@
 status 2. The HTTP client is imported when a command runs, so that `pointsman serve` does not load it.
 """
 
+import errno
 import inspect
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec
@@ -29,6 +30,9 @@ WIDE = 10_000
 """Columns of an output that is no terminal: a line that is cut or folded is of no use to grep."""
 
 FOLLOW_EVERY_S = 1.0
+
+BODY_MAX = 4 * 2**20
+"""Bytes of a request to explain."""
 
 P = ParamSpec("P")
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="The model id that workers serve.")]
@@ -52,8 +56,7 @@ class Session:
     def show(self, answer: "Answer", render: "Callable[[], RenderableType]") -> None:
         """Print an answer: as it came, or for people."""
         if self.as_json:
-            sys.stdout.buffer.write(answer.content)
-            sys.stdout.buffer.flush()
+            typer.echo(answer.content, nl=False)
         else:
             self.console.print(render(), highlight=False, markup=False)
 
@@ -203,10 +206,14 @@ def top(
 def reload(session: Session) -> None:
     """Let the gateway read its configuration again: all of it takes effect, or nothing."""
     from pointsman.remote.answers import Configuration
+    from pointsman.remote.client import RemoteError
     from pointsman.remote.tables import reload_lines
 
     answer = session.client.ask("POST", "/config:reload")
     session.show(answer, lambda: reload_lines(answer.read(Configuration)))
+    last = answer.read(Configuration).last_reload
+    if last is None or not last.ok:
+        raise RemoteError("the gateway does not say that it reloaded its configuration")
 
 
 def _options(
@@ -283,7 +290,16 @@ def _connected(
             yield Session(client, console, as_json=as_json)
     except RemoteError as error:
         _say(f"pointsman: {error}")
-        raise typer.Exit(FAILED) from None
+    except UnicodeError as error:
+        _say(f"pointsman: a character cannot be sent or shown: {error}")
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise  # a reader that has seen enough, as `head` does: typer ends quietly
+        _say(f"pointsman: cannot write the output: {error.strerror or error}")
+        _discard_output()
+    else:
+        return
+    raise typer.Exit(FAILED)
 
 
 def _inference_body(file: str | None, model: str | None, prompt: str) -> bytes:
@@ -294,13 +310,23 @@ def _inference_body(file: str | None, model: str | None, prompt: str) -> bytes:
 
         messages = [{"role": "user", "content": prompt}]
         return msgspec.json.encode({"model": model, "messages": messages})
-    if file == "-":
-        return sys.stdin.buffer.read()
     assert file is not None
     try:
-        return Path(file).read_bytes()
+        with nullcontext(sys.stdin.buffer) if file == "-" else open(file, "rb") as source:
+            body = source.read(BODY_MAX + 1)
     except OSError as error:
         raise typer.BadParameter(f"cannot read {file}: {error.strerror}") from None
+    if len(body) > BODY_MAX:
+        from pointsman.remote.client import RemoteError
+
+        raise RemoteError(f"{file} is longer than {BODY_MAX} bytes: nothing was asked")
+    return body
+
+
+def _discard_output() -> None:
+    """Throw away what could not be written: the interpreter would try it again at its end, and complain."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _ask(question: str) -> bool:
