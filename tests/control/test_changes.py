@@ -299,6 +299,7 @@ async def test_a_full_disk_refuses_every_change_and_leaves_all_as_it_was(lives: 
     await life.begin(FILE, [listed("s")])
     life.beat("a", grpc_address="h:2")
     await life.changes.drain("m", 1)
+    assert await life.outcomes.get()
     life.asked.clear()
     life.disk.broken = True
     for change in (
