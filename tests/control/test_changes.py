@@ -540,6 +540,40 @@ async def test_what_another_gateway_changed_in_the_folder_is_not_overwritten(
     other.disk.close()
 
 
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("routes", b"no JSON"),
+        ("routes", b"\xff"),
+        ("routes", b'[{"model":"a","colour":"red"}]'),
+        ("routes", b'[{"model":"a"},{"model":"a"}]'),
+        ("routes", b'[{"model":"a","targets":["disaggregated"]}]'),
+        ("workers", b"{}"),
+        ("workers", b"\xff"),
+        ("workers", b'[{"id":"s"}]'),
+        ("workers", b'[{"id":"s","url":"ftp://h","model":"m"}]'),
+    ],
+)
+async def test_what_is_kept_and_cannot_be_used_is_told_and_nothing_of_it_takes_effect(
+    lives: Lives, name: str, kept: bytes
+) -> None:
+    """Another version may have written it: to go on without it would lose what operators changed."""
+    life = lives.present
+    await life.begin(FILE, [listed("a")])
+    life.disk.save_document(name, Document(kept, 9))
+    with pytest.raises(StateUnavailable, match="the routes and workers kept there cannot be used"):
+        await life.changes.adopt(FILE, [listed("a")])
+    assert (life.tables(), life.ids()) == (("file", 1), ["a"])
+    life = lives.next()
+    with pytest.raises(StateUnavailable, match="state_dir"):
+        await life.begin(FILE, [listed("a")])
+    assert (life.router.table.routes, life.ids()) == ((), [])
+    # A file that says something new is the way out, and no epoch is used twice.
+    await life.begin(OTHER, [listed("b", 2)])
+    assert life.tables() == ("other", 10 if name == "routes" else 2)
+    assert life.ids() == ["b"]
+
+
 # Drains.
 
 

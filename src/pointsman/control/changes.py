@@ -160,6 +160,7 @@ class Changes:
                     chosen = msgspec.json.decode(workers.value, type=tuple[dict[str, Any], ...])
                     found = routes_from_config(msgspec.json.decode(table.value))
                     in_force = RouteTable(found, table.epoch)
+                    self._servable(found)
                     built = [self._build(each) for each in chosen]
                 except (BadRequest, msgspec.MsgspecError, UnicodeDecodeError) as error:
                     raise StateUnavailable(
