@@ -23,7 +23,7 @@ import uvloop
 
 from pointsman import parts
 from pointsman.certificates import TlsError
-from pointsman.config import Address, Config, ConfigError, changed_options, tls_files
+from pointsman.config import Address, Config, ConfigError, changed_options, servable, tls_files
 from pointsman.control.admin import AdminParts, Stats, admin_app
 from pointsman.control.changes import Changes
 from pointsman.control.health import health_app
@@ -298,7 +298,7 @@ class Gateway:
             self.router,
             self.store,
             build=parts.static_worker,
-            servable=parts.servable,
+            servable=servable,
             now=monotonic,
             drained=lambda worked: self.metrics.engine_drained(worked=worked),
         )
@@ -468,8 +468,7 @@ class Gateway:
     # What others ask, or tell.
 
     def _live_workers(self) -> tuple[Worker, ...]:
-        self.registry.expire(monotonic())
-        return self.registry.snapshot()
+        return self.registry.live(monotonic())
 
     def _knows(self, model: str) -> bool:
         known = self.router.table.lookup(model) is not None

@@ -43,6 +43,7 @@ __all__ = [
     "load",
     "reference",
     "schema",
+    "servable",
     "tls_files",
 ]
 
@@ -764,16 +765,25 @@ def _check_workers(workers: Sequence[StaticWorker]) -> None:
 def _check_routes(routes: Sequence[Route]) -> None:
     try:
         RouteTable.validate(routes)
+        servable(routes)
     except InvalidRoutes as error:
         raise ConfigError(f"gateway.{error.message}") from None
+
+
+def servable(routes: Sequence[Route]) -> None:
+    """Raise InvalidRoutes for a route that this version cannot serve, whoever wants it."""
     for index, route in enumerate(routes):
-        where = f"gateway.routes[{index}]"
+        where = f"routes[{index}]"
         if route.cascade:
-            raise ConfigError(f"{where}.cascade: cascades are not served by this version")
+            raise InvalidRoutes(
+                f"{where}.cascade: cascades are not served by this version",
+                param=f"{where}.cascade",
+            )
         if "unified" not in route.targets:
-            raise ConfigError(
+            raise InvalidRoutes(
                 f"{where}.targets = {_shown(list(route.targets))}: disaggregated serving is not "
-                'served by this version; add "unified" after it'
+                'served by this version; add "unified" after it',
+                param=f"{where}.targets",
             )
 
 

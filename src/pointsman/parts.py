@@ -8,7 +8,7 @@ import random
 import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from math import inf
 from pathlib import Path
 from typing import TypeAlias
@@ -23,9 +23,8 @@ from pointsman.control.mounts import MountError, load_mount
 from pointsman.control.store import Store, StoreError
 from pointsman.domain.keys import ANONYMOUS, Keyring, Principal, Scope
 from pointsman.domain.policy import Policy, PolicyOptions, make_policy
-from pointsman.domain.routes import Route
 from pointsman.domain.worker import Role, Worker
-from pointsman.errors import BadRequest, InvalidRoutes
+from pointsman.errors import BadRequest
 from pointsman.net.limits import DownstreamLimits, UpstreamLimits
 
 __all__ = [
@@ -34,7 +33,6 @@ __all__ = [
     "key_file",
     "mounts",
     "policy",
-    "servable",
     "static_worker",
     "store",
     "upstream_limits",
@@ -111,23 +109,6 @@ def policy(options: GatewayConfig) -> Policy:
         )
     except ValueError as error:
         raise ConfigError(f"gateway.route_policy: {error}") from None
-
-
-def servable(routes: Sequence[Route]) -> None:
-    """Raise InvalidRoutes for a route that this version cannot serve."""
-    for index, route in enumerate(routes):
-        where = f"routes[{index}]"
-        if route.cascade:
-            raise InvalidRoutes(
-                f"{where}.cascade: cascades are not served by this version",
-                param=f"{where}.cascade",
-            )
-        if "unified" not in route.targets:
-            raise InvalidRoutes(
-                f"{where}.targets: disaggregated serving is not served by this version; "
-                'add "unified" after it',
-                param=f"{where}.targets",
-            )
 
 
 def static_worker(values: Static) -> Worker:

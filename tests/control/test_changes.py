@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from pointsman.config import servable
 from pointsman.control.changes import Changes
 from pointsman.control.engines import EngineUnavailable
 from pointsman.control.store import Document, Store, StoreError
@@ -28,7 +29,7 @@ from pointsman.errors import (
     NotFound,
     StateUnavailable,
 )
-from pointsman.parts import servable, static_worker
+from pointsman.parts import static_worker
 
 pytestmark = pytest.mark.anyio
 

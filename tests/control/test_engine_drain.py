@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
+from pointsman.config import servable
 from pointsman.control.changes import Changes
 from pointsman.control.engines import EngineUnavailable, drain_engine
 from pointsman.control.store import Store
@@ -17,7 +18,7 @@ from pointsman.domain.policy.least_outstanding import LeastOutstanding
 from pointsman.domain.registry import Registry, WorkerReport
 from pointsman.domain.router import Router
 from pointsman.domain.routes import RouteTable
-from pointsman.parts import servable, static_worker
+from pointsman.parts import static_worker
 from pointsman.proto.engine_pb2 import DrainRequest, DrainResponse
 
 pytestmark = pytest.mark.anyio

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import msgspec
 import pytest
 
+from pointsman.config import servable
 from pointsman.control.changes import Changes
 from pointsman.control.store import Store
 from pointsman.domain.policy.least_outstanding import LeastOutstanding
@@ -24,7 +25,7 @@ from pointsman.domain.registry import Registry
 from pointsman.domain.router import Router
 from pointsman.domain.routes import Backend, Route, RouteTable
 from pointsman.domain.worker import Role
-from pointsman.parts import servable, static_worker
+from pointsman.parts import static_worker
 from pointsman.testing.client import Client, Response, get, post
 from pointsman.testing.gateways import served
 

@@ -5,7 +5,6 @@ import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,11 +14,10 @@ from pointsman.domain.registry import WorkerReport
 from pointsman.net.clock import monotonic
 from pointsman.testing.certificates import Authority
 from pointsman.testing.client import Client, post
-from pointsman.testing.gateways import counted, running
+from pointsman.testing.gateways import counted, running, secured
 from pointsman.testing.origin import (
     Conversation,
     Origin,
-    Script,
     answers,
     event,
     hangs,
@@ -216,25 +214,6 @@ async def test_a_stream_that_is_reset_under_tls_ends_with_an_error_event(
 
 
 # Clients.
-
-
-@asynccontextmanager
-async def secured(
-    authority: Authority, *scripts: Script, **options: Any
-) -> AsyncIterator[tuple[Origin, Gateway]]:
-    """Run an origin and a gateway, with TLS towards both sides."""
-    cert, key = pair = authority.issue("all")
-    async with (
-        Origin(*scripts, tls=authority.server(pair)) as origin,
-        running(
-            {"a": f"https://{origin.address}"},
-            upstream_ca=authority.ca,
-            tls_cert=cert,
-            tls_key=key,
-            **options,
-        ) as gateway,
-    ):
-        yield origin, gateway
 
 
 @pytest.mark.parametrize("way", [Client.leave, Client.hang_up], ids=["reset", "in order"])

@@ -21,7 +21,7 @@ from pointsman.net.tls import client_context, server_context, system_context
 from pointsman.net.upstream import Upstream
 from pointsman.testing.certificates import Authority
 from pointsman.testing.client import Client, post
-from pointsman.testing.gateways import counted, running
+from pointsman.testing.gateways import counted, running, secured
 from pointsman.testing.origin import (
     Conversation,
     Origin,
@@ -61,15 +61,8 @@ def files(pair: tuple[str, str] = ("", ""), ca: str = "") -> TlsFiles:
 @asynccontextmanager
 async def fronted(authority: Authority, *scripts: Script) -> AsyncIterator[Fronted]:
     """Run an origin, a gateway with that one worker and a client, with TLS between all of them."""
-    cert, key = pair = authority.issue("all")
     async with (
-        Origin(*scripts, tls=authority.server(pair)) as origin,
-        running(
-            {"a": f"https://{origin.address}"},
-            upstream_ca=authority.ca,
-            tls_cert=cert,
-            tls_key=key,
-        ) as gateway,
+        secured(authority, *scripts) as (origin, gateway),
         Client(gateway.address, tls=authority.client()) as client,
     ):
         yield origin, gateway, client

@@ -249,8 +249,7 @@ class Changes:
             raise BadRequest(str(error), param="id") from None
 
     def _live(self) -> tuple[Worker, ...]:
-        self._registry.expire(self._now())
-        return self._registry.snapshot()
+        return self._registry.live(self._now())
 
     def _model_of(self, name: str, known: Set[str]) -> str:
         """Return the one of the known models that a name means."""

@@ -234,6 +234,11 @@ class Registry:
         """The models that the operator drains."""
         return self._drained
 
+    def live(self, now: float) -> tuple[Worker, ...]:
+        """Evict whoever is due, and return the others: every live worker, draining ones included, sorted by id."""
+        self.expire(now)
+        return self.snapshot()
+
     def snapshot(self) -> tuple[Worker, ...]:
         """Return every live worker, draining ones included, sorted by id."""
         if self._snapshot is None:

@@ -35,7 +35,7 @@ from pointsman.wire.body import parse_request, says_model_once
 from pointsman.wire.http1 import identity_of, render_request
 from pointsman.wire.replies import error_reply, model_reply, models_reply
 
-__all__ = ["DataPlane", "Mounted", "everybody"]
+__all__ = ["DataPlane", "Mounted"]
 
 MODELS = b"/v1/models"
 EMBEDDINGS = "/v1/embeddings"
@@ -52,11 +52,6 @@ class Mounted(NamedTuple):
     path: bytes
     server: AsgiServer
     scope: Scope | None
-
-
-def everybody(authorization: bytes | None, now: float) -> Principal:
-    """Admit whoever comes, where there are no keys."""
-    return ANONYMOUS
 
 
 class DataPlane:
@@ -78,7 +73,7 @@ class DataPlane:
         max_attempts: int = 3,
         affinity_bytes: int = 64,
         public_models: bool = False,
-        admit: Callable[[bytes | None, float], Principal] = everybody,
+        admit: Callable[[bytes | None, float], Principal],
         mounts: Sequence[Mounted] = (),
     ) -> None:
         self.router = router

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pointsman.app import Gateway
 from pointsman.config import Config, GatewayConfig, StaticWorker, load
@@ -16,6 +16,9 @@ from pointsman.control.keyfile import KeyFile
 from pointsman.domain.keys import Keyring, Scope
 from pointsman.testing.client import Client
 from pointsman.testing.origin import Origin, Script
+
+if TYPE_CHECKING:
+    from pointsman.testing.certificates import Authority  # it needs trustme
 
 __all__ = [
     "ANY",
@@ -28,6 +31,7 @@ __all__ = [
     "counted",
     "fronted",
     "running",
+    "secured",
     "served",
 ]
 
@@ -111,6 +115,20 @@ async def fronted(
         Client(gateway.address) as client,
     ):
         yield origin, gateway, client
+
+
+@asynccontextmanager
+async def secured(
+    authority: "Authority", *scripts: Script, **options: Any
+) -> AsyncIterator[tuple[Origin, Gateway]]:
+    """Run an origin and a gateway with that one worker, with TLS towards both sides."""
+    cert, key = pair = authority.issue("all")
+    options = {"upstream_ca": authority.ca, "tls_cert": cert, "tls_key": key, **options}
+    async with (
+        Origin(*scripts, tls=authority.server(pair)) as origin,
+        running({"a": f"https://{origin.address}"}, **options) as gateway,
+    ):
+        yield origin, gateway
 
 
 def counted(gateway: Gateway, name: str) -> float:

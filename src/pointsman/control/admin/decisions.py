@@ -38,8 +38,7 @@ async def explain_route(call: Call, query: ExplainQuery, body: Body[InferenceBod
     """
     parts = call.parts
     request = parts.parse(body.data, query.request_id or call.request_id)
-    parts.registry.expire(parts.now())
-    live = {worker.id: worker for worker in parts.registry.snapshot()}
+    live = {worker.id: worker for worker in parts.registry.live(parts.now())}
     for worker_id in query.exclude:
         if worker_id not in live:
             raise BadRequest(f"no live worker is called {worker_id[:256]!r}", param="exclude")

@@ -1,5 +1,6 @@
 """Workers and models: who is there, what each of them holds, and taking them in and out of service."""
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Annotated
 
@@ -140,8 +141,7 @@ async def undrain_model(call: Call, model: str) -> ModelState:
 
 
 def _live(parts: AdminParts) -> tuple[Worker, ...]:
-    parts.registry.expire(parts.now())
-    return parts.registry.snapshot()
+    return parts.registry.live(parts.now())
 
 
 class _Left:
@@ -192,13 +192,13 @@ def _model_states(parts: AdminParts, *named: str) -> dict[str, ModelState]:
     """Return the models that there is something to say of, and those `named`, by id."""
     workers = _live(parts)
     left = _Left(parts)
-    served = [worker.model for worker in workers]
+    served = Counter(worker.model for worker in workers)
     names = {*served, *parts.registry.drained, *left.by_model, *named}
     return {
         name: ModelState(
             model=name,
             drained=name in parts.registry.drained,
-            workers=served.count(name),
+            workers=served[name],
             routable=sum(len(parts.registry.routable(name, role)) for role in Role),
             requests_left=len(left.by_model.get(name, [])),
             oldest_request_s=left.oldest(left.by_model.get(name, [])),
