@@ -376,7 +376,9 @@ class Gateway:
         if self._keys:
             # A revocation must act within seconds, whether or not anything else is watched.
             keys = self._keys[0]
-            self._watches.append(Watch(keys.changes_seen, self._reload_keys))
+            self._watches.append(
+                Watch(keys.changes_seen, self._reload_keys, on_fault=self._watch_failed)
+            )
         if self.config.watch and self._source:
             tls = tls_files(self.config)
             files = [Path(self._source)]
@@ -386,7 +388,13 @@ class Gateway:
                 for pem in (side.cert, side.key, side.ca)
                 if pem.path
             ]
-            self._watches.append(Watch(lambda: fingerprint(files), lambda: self.reload("watch")))
+            self._watches.append(
+                Watch(
+                    lambda: fingerprint(files),
+                    lambda: self.reload("watch"),
+                    on_fault=self._watch_failed,
+                )
+            )
         for watch in self._watches:
             watch.start()
 
@@ -435,9 +443,9 @@ class Gateway:
             policy = parts.policy(wanted)
         rotations = [await asyncio.to_thread(each.prepare) for each in self._rotating]
         if self._keys:
-            await asyncio.to_thread(self._keys[0].load)
+            await asyncio.to_thread(self._keys[0].check)
+        # The last that can fail, for it is the first that changes anything.
         await self._changes.adopt(wanted.routes, _plain(wanted.workers))
-        # From here on nothing can fail.
         for rotate in rotations:
             rotate()
         values = {key: getattr(wanted, key) for key in changed}
@@ -450,6 +458,9 @@ class Gateway:
         self._pool.set_limits(parts.upstream_limits(self.config))
         if "log_level" in changed:
             logging.getLogger().setLevel(self.config.log_level.upper())
+        if self._keys:
+            # A file of its own, followed by itself: should it have gone bad since, that is told like any other time.
+            await self._reload_keys()
         return changed, restart
 
     async def _reload_keys(self) -> None:
@@ -466,6 +477,9 @@ class Gateway:
                 self.metrics.reloaded(worked=True)
 
     # What others ask, or tell.
+
+    def _watch_failed(self) -> None:
+        self.metrics.fault("watch")
 
     def _live_workers(self) -> tuple[Worker, ...]:
         return self.registry.live(monotonic())

@@ -74,7 +74,7 @@ def test_a_swapped_link_and_a_file_that_comes_and_goes_are_changes(tmp_path: Pat
 
 
 async def test_nothing_that_fails_ends_the_watch(caplog: pytest.LogCaptureFixture) -> None:
-    clock, told = Clock(), []
+    clock, told, faults = Clock(), [], []
     state = "old"
 
     def look() -> str:
@@ -87,10 +87,11 @@ async def test_nothing_that_fails_ends_the_watch(caplog: pytest.LogCaptureFixtur
         if state == "unwanted":
             raise RuntimeError(state)
 
-    watch = Watch(look, changed, clock.sleep)
+    watch = Watch(look, changed, clock.sleep, lambda: faults.append(state))
     watch.start()
     for state in ("unreadable", "unwanted", "new"):  # noqa: B007  # `look` reads it
         await clock.tick()
     watch.stop()
     assert told == ["unwanted", "new"]
     assert caplog.text.count("a watch failed") == 2
+    assert faults == ["unreadable", "unwanted"]

@@ -19,7 +19,16 @@ from pointsman.domain.policy.weighted import Weighted
 from pointsman.domain.registry import WorkerReport
 from pointsman.testing.certificates import Authority
 from pointsman.testing.client import Client, Response, get, post
-from pointsman.testing.gateways import SETS, Served, configured, counted, running, served
+from pointsman.testing.gateways import (
+    SETS,
+    Keys,
+    Served,
+    bearer,
+    configured,
+    counted,
+    running,
+    served,
+)
 from pointsman.testing.origin import (
     Conversation,
     Origin,
@@ -460,6 +469,31 @@ async def test_o06_what_cannot_be_kept_is_not_put_in_force(
             other.close()
             assert (await reloaded(client))["changed"] == ["max_attempts", "workers"]
             assert await certificate(gateway, authority) != shown
+
+
+@pytest.mark.slow
+async def test_o06_a_reload_that_is_refused_at_last_has_taken_no_keys(
+    source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The key file is good and has changed, but the disk fails after everything was found good."""
+    monkeypatch.setattr("pointsman.control.reload.POLL_S", 3600.0)
+    keys = Keys(tmp_path)
+    admin = bearer(keys.make("admin"))
+    options = {"state_dir": str(tmp_path / "state"), **keys.options}
+    async with Origin() as origin:
+        written(source, {"a": origin.address}, **options)
+        async with configured(source) as gateway, Client(gateway.address) as client:
+            new = bearer(keys.make("infer"))
+            other = sqlite3.connect(tmp_path / "state" / FILE_NAME, isolation_level=None)
+            other.execute("BEGIN IMMEDIATE")
+            refused = await client.ask(post(b"", RELOAD, admin))
+            assert refused.status == 400
+            assert (await client.ask(post(CHAT, headers=new))).status == 401
+            caplog.clear()
+            other.execute("ROLLBACK")
+            other.close()
+            assert (await client.ask(post(b"", RELOAD, admin))).status == 200
+            assert (await client.ask(post(CHAT, headers=new))).status == 200
 
 
 # ------------------------------------------------------------------ what starts it, and who goes away

@@ -100,11 +100,12 @@ class KeyFile:
             self._fingerprint = None
             contents = self._path.read_bytes()
             self._fingerprint = _digest(contents)
-            lines = self._read(contents)
-            if not lines and self._has_keys:
-                # Whoever writes in place empties it first; nobody means that all keys end.
-                raise KeyFileError(f"{self._path} is empty; to end a key, revoke it")
-            self._follow(lines)
+            self._follow(self._sound(contents))
+
+    def check(self) -> None:
+        """Raise what `load` would raise now, and change nothing."""
+        with self._failing_clearly():
+            self._sound(self._path.read_bytes())
 
     def changed(self) -> bool:
         """Tell whether the contents are others than when the file was last loaded, well or badly.
@@ -199,6 +200,14 @@ class KeyFile:
             reverse=True,
         )
         return [key for key in keys if tenant is None or key.tenant == tenant]
+
+    def _sound(self, contents: bytes) -> dict[str, Line]:
+        """Return the keys of contents that the keyring may follow."""
+        lines = self._read(contents)
+        if not lines and self._has_keys:
+            # Whoever writes in place empties it first; nobody means that all keys end.
+            raise KeyFileError(f"{self._path} is empty; to end a key, revoke it")
+        return lines
 
     def _read(self, contents: bytes) -> dict[str, Line]:
         """Return the keys of the file by id. Where one has several lines, it is the last one, in its place."""

@@ -63,7 +63,8 @@ class Watch:
     """Calls `changed` when files do.
 
     `look` returns what differs then, and may block: it runs in a thread, once every `POLL_S` seconds. `changed` is
-    awaited before the next look. The files count as known when the watch is made. Nothing that either raises ends it.
+    awaited before the next look. The files count as known when the watch is made. Nothing that either raises ends it;
+    `on_fault` is called for it.
     """
 
     def __init__(
@@ -71,10 +72,12 @@ class Watch:
         look: Callable[[], object],
         changed: Callable[[], Coroutine[Any, Any, object]],
         sleep: Callable[[float], Coroutine[Any, Any, object]] = asyncio.sleep,
+        on_fault: Callable[[], None] = lambda: None,
     ) -> None:
         self._look = look
         self._changed = changed
         self._sleep = sleep
+        self._on_fault = on_fault
         self._known = look()
         self._task: asyncio.Task[None] | None = None
 
@@ -97,4 +100,5 @@ class Watch:
                     self._known = seen
                     await self._changed()
             except Exception:
+                self._on_fault()
                 logger.exception("a watch failed, and goes on")
