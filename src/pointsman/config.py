@@ -247,8 +247,8 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
     state_dir: Annotated[
         str,
         _option(
-            "Folder for what a restart must not forget (models seen, route epoch). "
-            "Empty: nothing is kept.",
+            "Folder for what a restart must not forget (routes and their epoch, static workers put "
+            "through the API, drained models, models seen). Empty: nothing is kept.",
             restart=True,
         ),
     ] = ""

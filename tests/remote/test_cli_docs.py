@@ -55,13 +55,17 @@ EXPLANATION = {
     **{"request_id": "req-7", "model": "default", "route": "smol", "served_model": "smol-v3"},
     **{"target": "unified", "policy": "least_outstanding", "cascade_step": -1, "refusal": None},
     "draw": {
-        "value": 0.413377,
+        "value": 0.3312014263885037,
         "backends": [
             {"model": "smol-v3", "weight": 0.9, "since": 0.0, "until": 0.9},
             {"model": "smol-v4", "weight": 0.1, "since": 0.9, "until": 1.0},
         ],
     },
-    "candidates": [{"worker_id": "gpu-1", "load": 3}, {"worker_id": "gpu-2", "load": 6}],
+    "rule": "the lowest load wins, the smallest id among equals",
+    "candidates": [
+        {"worker_id": "gpu-1", "load": 3, "score": 3.0},
+        {"worker_id": "gpu-2", "load": 6, "score": 6.0},
+    ],
     "vetoed": [{"worker_id": "gpu-5", "why": "draining"}],
     **{"pick": "gpu-1", "prefill": None, "reason": "canary", "policy_reason": "load"},
 }
@@ -109,12 +113,15 @@ def answers(admin: "FakeAdmin", monkeypatch: pytest.MonkeyPatch) -> None:
     admin.says("GET /models/large", (200, left("large", 1, 5.1)), (200, left("large", 0, None)))
     admin.says("POST /models/large:undrain", (200, left("large", 0, None)))
     admin.says("POST /route:explain", (200, EXPLANATION))
-    attempts = tried("gpu-2", "lost", "canary"), tried("gpu-1", "answered", "failover")
+    attempts = tried("gpu-2", "refused", "canary"), tried("gpu-1", "answered", "failover")
     failed = decided(8, *attempts, first_byte_s=1.31, seconds=4.0)
     whole = decided(7, tried("gpu-1", "answered", "canary"))
     admin.says("GET /decisions", (200, {"data": [failed, whole]}))
     admin.says("GET /stats", (200, STATS), (200, LATER))
-    reloaded = {"ok": True, "changed": ["route_policy"], "needs_restart": ["listen"]}
+    reloaded = {
+        **{"ok": True, "message": "the configuration is in force"},
+        **{"changed": ["route_policy"], "needs_restart": ["listen"]},
+    }
     admin.says("POST /config:reload", (200, {"source": "gateway.toml", "last_reload": reloaded}))
 
 

@@ -8,7 +8,7 @@ What has two writers, the configuration file and the admin API, is a document: i
 an epoch that grows with every change, and what the file said last. The last one to change it wins.
 
 Times are kept by the wall clock, for the monotonic one starts anew with the machine; the methods
-translate. Workers are not kept: their next beat brings them back.
+translate. Workers that send heartbeats are not kept: their next beat brings them back.
 """
 
 import sqlite3
@@ -74,7 +74,7 @@ class Store:
 
     Without a folder it is kept in memory, and does not outlive the process.
 
-    Calls may come from any thread, one after another. Every method raises StoreError where the
+    Calls may come from any thread, also at the same time. Every method raises StoreError where the
     file cannot be read or written.
     """
 

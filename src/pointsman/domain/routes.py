@@ -1,6 +1,6 @@
 """Public model ids and what serves them: aliases, canaries, cascades, targets, and the table of it all.
 
-A table is immutable. A change is a new table with the next epoch, put in place by `Router.set_routes`. `RouteTable`
+A table is immutable. A change is a new table with the next epoch, put in place by `Router.adopt`. `RouteTable`
 refuses a table that breaks a rule and says where, so a table that exists is a good one.
 
 What it does not do: know which workers are alive (see `pointsman.domain.router`).

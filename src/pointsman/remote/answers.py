@@ -1,7 +1,8 @@
 """What the admin API answers, as far as the command line shows it.
 
 Fields that are not shown are not here, and those that a gateway of another version may lack have a default, so that a
-command line and a gateway need not be of the same version.
+command line and a gateway need not be of the same version. Explanations and decisions are the domain's own shapes: for
+these two, both sides must know the same fields.
 """
 
 from typing import Annotated
