@@ -44,11 +44,16 @@ class FakeMachine:
     """Logits that depend on every token of a sequence *and on the shape of the batch that computed it*.
 
     So two runs agree only if each of their tokens was computed in the same way, as with real floating point.
-    `script`, a function from the tokens of a sequence to the next one, makes the answer known instead.
+    `script`, a function from the tokens of a sequence to the next one, makes the answer known instead. A batch
+    takes `step_s` seconds, in which other threads may run, as they may while a real machine computes: a fake
+    that never lets go of the interpreter would starve the event loop of an engine that has no end of work.
     """
 
-    def __init__(self, script: Callable[[list[int]], int] | None = None) -> None:
+    def __init__(
+        self, script: Callable[[list[int]], int] | None = None, *, step_s: float = 0.0
+    ) -> None:
         self.script = script
+        self.step_s = step_s
         self.cells: dict[int, list[tuple[int, tuple[int, int]]]] = {}
         self.batches: list[list[Any]] = []
         self.broken = False
@@ -58,6 +63,8 @@ class FakeMachine:
 
         if self.broken:
             raise RuntimeError("the machine is broken")
+        if self.step_s:
+            time.sleep(self.step_s)
         self.batches.append(list(rows))
         sequences = {row.sequence for row in rows}
         assert len(sequences) in (1, len(rows)), "prefill and decode may not share a batch"

@@ -30,7 +30,8 @@ def say(serve: Any, fakes: Any) -> Callable[..., Any]:
 @pytest.fixture
 def endless(serve: Any, fakes: Any) -> Any:
     """An engine that never comes to an end."""
-    return serve(fakes.Machine(lambda tokens: 97), context=1_000_000, slots=1, queue_capacity=1)
+    machine = fakes.Machine(lambda tokens: 97, step_s=0.001)
+    return serve(machine, context=1_000_000, slots=1, queue_capacity=1)
 
 
 def post(engine: Any, path: str, body: dict[str, Any]) -> httpx.Response:
@@ -318,7 +319,8 @@ def test_a_full_queue_is_a_429_that_says_when_to_come_back(endless: Any) -> None
 
 
 def test_waiting_too_long_is_a_429_and_no_broken_stream(serve: Any, fakes: Any) -> None:
-    engine = serve(fakes.Machine(lambda tokens: 97), context=1_000_000, slots=1, queue_deadline=0.0)
+    machine = fakes.Machine(lambda tokens: 97, step_s=0.001)
+    engine = serve(machine, context=1_000_000, slots=1, queue_deadline=0.0)
     with streaming(engine):
         assert post(engine, TEXT, {"prompt": [1], "stream": True}).status_code == 429
 
