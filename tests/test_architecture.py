@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent / "src"
-GENERATED = {"pointsman.proto.control_pb2", "pointsman.proto.engine_pb2"}
+GENERATED = {
+    "pointsman.proto.control_pb2",
+    "pointsman.proto.engine_pb2",
+    "pointsman.proto.kv_pb2",
+}
 
 LAYERS: dict[str, set[str]] = {
     # Below the line: no loop, socket, clock, log or random module state.
@@ -72,6 +76,7 @@ LAYERS: dict[str, set[str]] = {
     "engine": {
         *("domain", "proto"),
         *(
+            "google_crc32c",
             "grpc",
             "jinja2",
             "msgspec",
