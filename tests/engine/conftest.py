@@ -136,8 +136,9 @@ def fakes() -> Any:
 def serve() -> Iterator[Callable[..., Engine]]:
     """A factory: `serve(machine, slots=…, context=…, queue_capacity=…)` starts an engine on a free port."""
     from pointsman.engine.command import _computing, _listener, _server
-    from pointsman.engine.http import Served, engine_app
+    from pointsman.engine.http import engine_app
     from pointsman.engine.scheduler import Scheduler
+    from pointsman.engine.served import Served
 
     with contextlib.ExitStack() as stack:
 

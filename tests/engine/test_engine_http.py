@@ -361,10 +361,10 @@ def test_a_broken_machine_is_a_500_in_the_openai_shape(serve: Any, fakes: Any) -
 def test_a_silent_stream_says_that_it_lives(serve: Any, fakes: Any, monkeypatch: Any) -> None:
     import threading
 
-    from pointsman.engine import http
+    from pointsman.engine import answers
 
-    assert http.PING_AFTER_S == 15
-    monkeypatch.setattr(http, "PING_AFTER_S", 0.01)
+    assert answers.PING_AFTER_S == 15
+    monkeypatch.setattr(answers, "PING_AFTER_S", 0.01)
     pinged = threading.Event()
 
     def slow(tokens: list[int]) -> int:

@@ -142,9 +142,10 @@ async def _serve(options: EngineOptions) -> int:
     from rich.console import Console
 
     from pointsman.engine.heartbeat import Heartbeat
-    from pointsman.engine.http import Served, engine_app
+    from pointsman.engine.http import engine_app
     from pointsman.engine.llama import Context, Model, load_library
     from pointsman.engine.scheduler import Scheduler
+    from pointsman.engine.served import Served
     from pointsman.engine.weights import DEFAULT_MODEL, cache_folder, default_weights
 
     if options.role != "unified":
