@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import struct
 import threading
 import time
 import zlib
@@ -18,6 +19,8 @@ collect_ignore_glob = (
     [] if all(importlib.util.find_spec(name) for name in NEEDED) else ["test_engine_*.py"]
 )
 
+CELL = struct.Struct("<iii")
+"""One token of an exported sequence: what it is, and the shape of the batch that computed it."""
 END = 256
 START = 257
 
@@ -79,6 +82,14 @@ class FakeMachine:
 
     def forget(self, sequence: int, start: int = 0) -> None:
         del self.cells.setdefault(sequence, [])[start:]
+
+    def export(self, sequence: int) -> bytes:
+        return b"".join(CELL.pack(token, *how) for token, how in self.cells[sequence])
+
+    def load(self, sequence: int, state: bytes) -> None:
+        if self.broken:
+            raise RuntimeError("the machine is broken")
+        self.cells[sequence] = [(token, (rows, i)) for token, rows, i in CELL.iter_unpack(state)]
 
     def _logits(self, cells: list[tuple[int, tuple[int, int]]]) -> Any:
         import numpy as np

@@ -4,7 +4,6 @@ Two shapes know the JSON of their endpoint and nothing else; `Answer` waits for 
 """
 
 import asyncio
-import contextlib
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -12,6 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 import msgspec
 
 from pointsman.engine import scheduler as sched
+from pointsman.engine.asking import Asked
 from pointsman.engine.refusals import failure, no_capacity, overloaded
 from pointsman.engine.sampling import Sampled
 from pointsman.engine.served import Language, Served, text_of
@@ -124,8 +124,7 @@ class Answer:
         self._served = served
         self._request = request
         self._logprobs = logprobs
-        self._events: asyncio.Queue[sched.Event] = asyncio.Queue()
-        self._generation: sched.Generation | None = None
+        self._asked: Asked | None = None
         self._cached = 0
         self._id = f"{shape.prefix}-{secrets.token_hex(12)}"
         self._created = int(time.time())
@@ -136,20 +135,13 @@ class Answer:
         Raises:
             EngineError: 429 when too many wait or it waited too long, 503 while draining.
         """
-        loop = asyncio.get_running_loop()
-
-        def deliver(event: sched.Event) -> None:
-            # The loop is closed when the server stopped without waiting: then nobody listens any more.
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._events.put_nowait, event)
-
         try:
-            self._generation = self._served.scheduler.submit(self._request, deliver)
+            self._asked = asked = Asked(self._served.scheduler, self._request)
         except sched.QueueFull:
             raise overloaded("too many requests are waiting") from None
         except sched.Draining:
             raise no_capacity("the worker is draining") from None
-        event = await self._events.get()
+        event = await asked.next()
         if isinstance(event, sched.Failed):
             raise failure(event)
         assert isinstance(event, sched.Started)
@@ -157,16 +149,15 @@ class Answer:
 
     def cancel(self) -> None:
         """Stop generating. Harmless at any time."""
-        if self._generation is not None:
-            self._generation.cancel()
-            self._served.scheduler.wake()
+        if self._asked is not None:
+            self._asked.cancel()
 
     async def whole(self) -> dict[str, object]:
         """The answer as one JSON value."""
         parts: list[str] = []
         tokens: list[Sampled] = []
         while True:
-            match await self._events.get():
+            match await self._next():
                 case sched.Token(sampled, text):
                     tokens.append(sampled)
                     parts.append(text)
@@ -194,7 +185,7 @@ class Answer:
         while True:
             try:
                 async with asyncio.timeout(PING_AFTER_S):
-                    event = await self._events.get()
+                    event = await self._next()
             except TimeoutError:
                 yield b": ping\n\n"
                 continue
@@ -225,6 +216,10 @@ class Answer:
                 case sched.Failed() as failed:
                     yield _event(failure(failed).body)
                     return
+
+    async def _next(self) -> sched.Event:
+        assert self._asked is not None, "started"
+        return await self._asked.next()
 
     def _envelope(self, kind: str, choices: list[object], **more: object) -> dict[str, object]:
         return {

@@ -9,13 +9,16 @@ depend on company:
 * a decode batch has one row per sequence and no prompt chunks; llama.cpp computes such rows alike in any company;
 * a cached prefix is reused only where it was computed by whole chunks.
 
-Hence equal prompts, parameters and seeds give equal tokens, whatever else runs. Nothing here knows HTTP or
-llama.cpp: a `Machine` computes logits, and whoever asked is told through a callback.
+Hence equal prompts, parameters and seeds give equal tokens, whatever else runs; and wherever: one worker may compute
+the prompt (`Request.prefill_only`) and another one generate from it (`Request.resume`). That one loads the state, lets
+go of the last token and computes it itself: from there on it is a request whose prefix was in the cache.
+
+Nothing here knows HTTP or llama.cpp: a `Machine` computes logits, and whoever asked is told through a callback.
 """
 
+import functools
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -37,6 +40,7 @@ __all__ = [
     "Generation",
     "Load",
     "Machine",
+    "Prefilled",
     "QueueFull",
     "Request",
     "Scheduler",
@@ -64,6 +68,14 @@ class Machine(Protocol):
         """Drop the tokens of `sequence` from `start` on."""
         ...
 
+    def export(self, sequence: int) -> bytes:
+        """The KV state of `sequence`."""
+        ...
+
+    def load(self, sequence: int, state: bytes) -> None:
+        """Replace `sequence` by an exported state."""
+        ...
+
 
 class Vocabulary(Protocol):
     """What the scheduler must know of tokens: `pointsman.engine.llama.Model`, or a fake of it."""
@@ -88,12 +100,20 @@ class Draining(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to generate: a non-empty prompt of token ids, how to sample, and when to stop."""
+    """What to generate: a non-empty prompt of token ids, how to sample, and when to stop.
+
+    `prefill_only` ends with `Prefilled` after the first token. `resume` is the state that such a request has exported
+    for the same prompt. `id` is the name to cancel it by; of what waits, the highest `priority` goes first.
+    """
 
     prompt: Sequence[int]
     sampling: SamplingParams
     max_tokens: int
     stops: Sequence[str] = ()
+    id: str = ""
+    priority: int = 0
+    prefill_only: bool = False
+    resume: bytes | None = None
 
 
 class Started(NamedTuple):
@@ -117,14 +137,21 @@ class Finished(NamedTuple):
     completion_tokens: int
 
 
+class Prefilled(NamedTuple):
+    """The end of a prefill-only request: its first token, and the KV state of the whole prompt."""
+
+    sampled: Sampled
+    state: bytes
+
+
 class Failed(NamedTuple):
-    """The end by failure: `reason` is "overloaded" (waited too long), "draining" or "broken"."""
+    """The end by failure: `reason` is "overloaded" (waited too long), "draining", "cancelled" (by id) or "broken"."""
 
     reason: str
     message: str
 
 
-Event = Started | Token | Finished | Failed
+Event = Started | Token | Finished | Prefilled | Failed
 
 
 class Load(NamedTuple):
@@ -138,15 +165,16 @@ class Load(NamedTuple):
 
 
 class Generation:
-    """One request on its way. Events come on the scheduler's thread; the last one is Finished or Failed."""
+    """One request on its way. Events come on the scheduler's thread; the last one is Finished, Prefilled or Failed."""
 
-    __slots__ = ("cancelled", "deadline", "deliver", "request")
+    __slots__ = ("cancelled", "deadline", "deliver", "request", "verdict")
 
     def __init__(self, request: Request, deliver: Callable[[Event], None], deadline: float) -> None:
         self.request = request
         self.deliver = deliver
         self.deadline = deadline
         self.cancelled = False
+        self.verdict: Failed | None = None
 
     def cancel(self) -> None:
         """Give up; takes effect at the next step, after which no event comes. May be called from any thread."""
@@ -174,9 +202,15 @@ class _Slot:
 
 
 class _Run:
-    """A generation that holds a slot. `position`: tokens in the cache; `next`: the token to compute there."""
+    """A generation that holds a slot.
 
-    __slots__ = ("generation", "next", "position", "produced", "prompt", "sampler", "slot", "text")
+    `position`: tokens in the cache; `next`: the token to compute there; `state`: what is still to be loaded.
+    """
+
+    __slots__ = (
+        *("generation", "next", "position", "produced", "prompt", "sampler", "slot", "state"),
+        "text",
+    )
 
     def __init__(self, generation: Generation, slot: _Slot, position: int) -> None:
         request = generation.request
@@ -186,19 +220,20 @@ class _Run:
         self.position = position
         self.next = self.prompt[-1]
         self.produced = 0
+        self.state = request.resume
         self.sampler = Sampler(request.sampling, self.prompt)
         self.text = TextStream(request.stops)
 
     @property
     def prefilled(self) -> bool:
-        return self.position >= len(self.prompt) - 1
+        return self.state is None and self.position >= len(self.prompt) - 1
 
 
 class Scheduler:
     """The loop over one machine with `slots` sequences of `context` tokens each.
 
     `queue_capacity` requests may wait, each for `queue_deadline` seconds. `now` is a monotonic clock in seconds.
-    `submit`, `drain`, `abort`, `load` and `stop` are for any thread; `step` and `run` for the one that computes.
+    `step` and `run` are for the thread that computes, everything else for any thread.
     """
 
     def __init__(
@@ -220,11 +255,10 @@ class Scheduler:
         self._queue_deadline = queue_deadline
         self._slots = [_Slot(index) for index in range(slots)]
         self._running: list[_Run] = []
-        self._waiting: deque[Generation] = deque()
+        self._waiting: list[Generation] = []
         self._ticks = 0
         self._draining = False
         self._stopped = False
-        self._aborted: Failed | None = None
         self._changed = threading.Condition()
 
     def submit(self, request: Request, deliver: Callable[[Event], None]) -> Generation:
@@ -254,11 +288,24 @@ class Scheduler:
             self._draining = True
             self._changed.notify_all()
 
-    def abort(self, message: str) -> None:
-        """Fail everything that waits or runs, at the next step."""
+    def abort(self, message: str) -> int:
+        """Fail everything that waits or runs, at the next step; returns how many requests that ends."""
+        return self._condemn(lambda request: True, Failed("draining", message))
+
+    def cancel(self, request_id: str) -> bool:
+        """Fail the requests of this id at the next step; whether there are any."""
+        verdict = Failed("cancelled", "the request was cancelled")
+        return self._condemn(lambda request: request.id == request_id, verdict) > 0
+
+    def _condemn(self, which: Callable[[Request], bool], verdict: Failed) -> int:
         with self._changed:
-            self._aborted = Failed("draining", message)
+            alive = [*self._waiting, *(run.generation for run in self._running)]
+            doomed = [each for each in alive if not each.cancelled and which(each.request)]
+            for generation in doomed:
+                generation.verdict = verdict
+                generation.cancel()
             self._changed.notify_all()
+        return len(doomed)
 
     def stop(self) -> None:
         """End `run` after the step it is in."""
@@ -295,7 +342,7 @@ class Scheduler:
         while not self._stopped:
             if not self.step():
                 with self._changed:
-                    if not self._waiting and not self._stopped and not self._aborted:
+                    if not self._waiting and not self._stopped:
                         self._changed.wait()
 
     def step(self) -> bool:
@@ -316,21 +363,23 @@ class Scheduler:
     def _turn_over(self) -> None:
         """Let go of what was cancelled or aborted, give free slots to what waits, and send away who waits too long."""
         with self._changed:
-            aborted, self._aborted = self._aborted, None
             for run in list(self._running):
-                if aborted or run.generation.cancelled:
-                    self._release(run, aborted)
-            waiting = [each for each in self._waiting if not each.cancelled]
-            self._waiting = deque(waiting if aborted is None else ())
-            if aborted is not None:
-                for generation in waiting:
-                    generation.deliver(aborted)
+                if run.generation.cancelled:
+                    self._release(run, None)
+            gone = [each for each in self._waiting if each.cancelled]
+            self._waiting = [each for each in self._waiting if not each.cancelled]
+            for generation in gone:
+                if generation.verdict is not None:
+                    generation.deliver(generation.verdict)
             while self._waiting and len(self._running) < len(self._slots):
-                self._admit(self._waiting.popleft())
+                # Among equals the oldest: it is the first.
+                first = max(self._waiting, key=lambda waiting: waiting.request.priority)
+                self._waiting.remove(first)
+                self._admit(first)
             now = self._now()
             while self._waiting and now >= self._waiting[0].deadline:
                 late = Failed("overloaded", "the request waited too long")
-                self._waiting.popleft().deliver(late)
+                self._waiting.pop(0).deliver(late)
             self._changed.notify_all()
 
     def _admit(self, generation: Generation) -> None:
@@ -338,19 +387,22 @@ class Scheduler:
         prompt = generation.request.prompt
         free = [slot for slot in self._slots if slot.run is None]
         slot = max(free, key=lambda slot: (slot.reusable(prompt), -slot.used_at))
-        cached = slot.reusable(prompt)
+        cached = slot.reusable(prompt) if generation.request.resume is None else 0
         self._machine.forget(slot.index, cached)
         del slot.resident[cached:]
         slot.run = _Run(generation, slot, cached)
         self._running.append(slot.run)
-        generation.deliver(Started(cached))
+        if generation.request.resume is None:
+            generation.deliver(Started(cached))
 
     def _release(self, run: _Run, event: Event | None) -> None:
+        """Free the slot and tell the end; who was condemned before that ends so, whatever the batch has brought."""
         with self._changed:
             self._ticks += 1
             run.slot.used_at = self._ticks
             run.slot.run = None
             self._running.remove(run)
+            event = run.generation.verdict or event
             self._changed.notify_all()
         if event is not None:
             run.generation.deliver(event)
@@ -367,7 +419,11 @@ class Scheduler:
                     self._release(run, Failed("broken", "the engine failed to compute"))
 
     def _prefill(self, runs: list[_Run]) -> None:
+        """The next chunk of a prompt, or all of it where another worker has computed it."""
         (run,) = runs
+        if run.state is not None:
+            self._load(run, run.state)
+            return
         start, slot = run.position, run.slot
         end = min(start + GRID, len(run.prompt) - 1)
         chunk = run.prompt[start:end]
@@ -378,14 +434,32 @@ class Scheduler:
         if len(chunk) == GRID:
             slot.resident.extend(chunk)
 
+    def _load(self, run: _Run, state: bytes) -> None:
+        cached = len(run.prompt) - 1
+        self._machine.load(run.slot.index, state)
+        self._machine.forget(run.slot.index, cached)
+        run.state = None
+        run.position = cached
+        run.slot.resident.extend(run.prompt[: cached - cached % GRID])
+        run.generation.deliver(Started(cached))
+
     def _decode(self, runs: list[_Run]) -> None:
         logits = self._machine.decode(
             [Row(run.slot.index, run.position, run.next, True) for run in runs]
         )
         for run, row in zip(runs, logits, strict=True):
             run.position += 1
-            if not run.generation.cancelled:
-                self._advance(run, run.sampler.pick(row))
+            if run.generation.cancelled:
+                continue
+            sampled = run.sampler.pick(row)
+            if run.generation.request.prefill_only:
+                self._compute([run], functools.partial(self._export, sampled))
+            else:
+                self._advance(run, sampled)
+
+    def _export(self, sampled: Sampled, runs: list[_Run]) -> None:
+        (run,) = runs
+        self._release(run, Prefilled(sampled, self._machine.export(run.slot.index)))
 
     def _advance(self, run: _Run, sampled: Sampled) -> None:
         """Account one new token of `run`: tell it, or end the run."""
