@@ -21,9 +21,10 @@ LAYERS: dict[str, set[str]] = {
     "errors": set(),
     "domain": {"errors", "msgspec"},
     "wire": {"domain", "errors", "httptools", "msgspec"},
-    "flow": {"wire", "domain", "errors", "msgspec"},
+    "dialect": {"wire", "domain", "errors", "proto", "google", "msgspec"},
+    "flow": {"dialect", "wire", "domain", "errors", "msgspec"},
     # The sockets of the data path.
-    "net": {"certificates", "flow", "wire", "domain", "errors", "httptools", "msgspec"},
+    "net": {"certificates", "flow", "wire", "domain", "errors", "grpc", "httptools", "msgspec"},
     # Beside it: they share objects with the data path, and none of its code.
     "control": {
         "certificates",
@@ -47,6 +48,7 @@ LAYERS: dict[str, set[str]] = {
             "control",
             "domain",
             "errors",
+            "flow",
             "net",
             "observe",
             "parts",
@@ -98,7 +100,7 @@ LAYERS: dict[str, set[str]] = {
 }
 """What each part may import besides itself and the standard library: parts of the package, and distributions."""
 
-PURE = ("errors", "domain", "wire", "flow")
+PURE = ("errors", "domain", "wire", "dialect", "flow")
 
 IMPURE = {
     *("asyncio", "concurrent", "contextvars", "datetime", "io", "logging", "multiprocessing", "os"),

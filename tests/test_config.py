@@ -382,7 +382,7 @@ ADDRESS = "expected host:port, :port or [IPv6]:port"
         ),
         (
             WORKER + 'role = "decode"',
-            'gateway.workers[0].role = "decode": static workers that are not unified are not served by this version',
+            'gateway.workers[0].url = "http://a:1": a decode worker needs `kv_address` as well',
         ),
         # routes
         (CHAT + CHAT, "gateway.routes[1].model: 'chat' is already the name of routes[0].model"),
@@ -393,11 +393,6 @@ ADDRESS = "expected host:port, :port or [IPv6]:port"
         (
             CHAT + 'cascade = [{ model = "s", accept_if = "mean_logprob > -1" }, { model = "l" }]',
             "gateway.routes[0].cascade: cascades are not served by this version",
-        ),
-        (
-            CHAT + 'targets = ["disaggregated"]',
-            'gateway.routes[0].targets = ["disaggregated"]: disaggregated serving is not served by this '
-            'version; add "unified" after it',
         ),
         # features of the contract that do not exist yet
         ('upstream = "u"', 'gateway.upstream = "u": not served by this version; leave it empty'),

@@ -9,6 +9,7 @@ import gc
 import logging
 import os
 import random
+import secrets
 import signal
 import ssl
 import sys
@@ -38,6 +39,7 @@ from pointsman.domain.router import Router
 from pointsman.domain.routes import RouteTable
 from pointsman.domain.worker import Worker
 from pointsman.errors import GatewayError, NoCapacity
+from pointsman.flow.handoff import Handoffs
 from pointsman.net.asgi import AsgiServer
 from pointsman.net.clock import Deadlines, monotonic
 from pointsman.net.dataplane import DataPlane, Mounted
@@ -121,6 +123,8 @@ class Gateway:
         self.metrics.lines_dropped = lambda: self._lines.dropped
         self.decisions = Decisions(options.decisions_kept, time.time, monotonic)
         self.decisions.uses(self.router.policy)
+        self._handoffs = Handoffs(draw_seed=lambda: secrets.randbits(63), wall=time.time)
+        self._set_handoffs()
         self.address = self.health_address = ("", 0)
         self.registry_port = 0
         self.draining = False
@@ -154,6 +158,7 @@ class Gateway:
             self._observers,
             admit=self._keys[1].admit if self._keys else parts.whoever(options),
             mounts=self._mounts(),
+            handoffs=self._handoffs,
             **self._plane_options(),
         )
         self._health = AsgiServer(
@@ -214,6 +219,7 @@ class Gateway:
         self._plane.stop()
         if self._reloads:
             await asyncio.wait(self._reloads, timeout=RELOAD_S)
+        await self._plane.calls.close()
         self._pool.close()
         for server in self._servers:
             server.close()
@@ -284,6 +290,11 @@ class Gateway:
             context = client_context(files)
             self._rotating.append(context)
         return Pool(parts.upstream_limits(options), self._deadlines, self._observers, context)
+
+    def _set_handoffs(self) -> None:
+        """Put the options of hand-offs in force."""
+        self._handoffs.min_tokens = self.config.disagg_min_tokens
+        self._handoffs.prefill_s = self.config.prefill_timeout_s
 
     async def _remember(self) -> None:
         """Take up what the last life of this gateway left, and what the file says."""
@@ -454,6 +465,7 @@ class Gateway:
             self.router.policy = policy
             self.decisions.uses(policy)
         self._plane.set_options(**self._plane_options())
+        self._set_handoffs()
         self._health.limits = self._plane.limits
         self._pool.set_limits(parts.upstream_limits(self.config))
         if "log_level" in changed:
@@ -494,6 +506,8 @@ class Gateway:
             self._pool.retire(worker)
         else:
             self._pool.leave(worker)
+        self._plane.calls.leave(worker)
+        self._handoffs.contexts.pop(worker, None)
         self.metrics.forget_worker(worker.id)
 
     def _not_ready(self) -> str | None:

@@ -27,7 +27,7 @@ from msgspec import Meta, Struct, inspect
 from pointsman.certificates import Pem, TlsError, TlsFiles
 from pointsman.domain.policy import ENTRY_POINTS, POLICIES
 from pointsman.domain.registry import InvalidReport, Registry
-from pointsman.domain.routes import Backend, Route, RouteTable, Step
+from pointsman.domain.routes import Backend, Route, RouteTable, Step, StreamHold
 from pointsman.domain.worker import Role, Worker
 from pointsman.errors import InvalidRoutes
 
@@ -137,11 +137,17 @@ class StaticWorker(Struct, frozen=True, forbid_unknown_fields=True):
     model: Annotated[str, _option("Id of the model that it serves.", min_length=1)]
     role: Annotated[Role, _option("What it can be asked to do.")] = Role.UNIFIED
     capacity: Annotated[int, _option("Its weight for the `weighted` policy.", ge=1)] = 1
+    grpc_address: Annotated[
+        str, _option("`host:port` of its EngineControl service. A prefill worker needs one.")
+    ] = ""
+    kv_address: Annotated[
+        str, _option("`host:port` of its KvTransferService. A decode worker needs one.")
+    ] = ""
 
     def worker(self) -> Worker:
         """Return the worker to add to the registry.
 
-        Raises ValueError where `url` is not one that can be used.
+        Raises ValueError where `url` is not one that can be used, or where its role needs an address that is not there.
 
         >>> StaticWorker(id="a", url="http://10.0.0.7:8000/x/", model="m").worker().base_path
         '/x'
@@ -152,6 +158,12 @@ class StaticWorker(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("expected http:// or https://, then host:port or host:port/path")
         if url.query or url.fragment or "@" in url.netloc or re.search(r"\s", self.url):
             raise ValueError("only a host, a port and a path can stand in it")
+        for role, key in ((Role.PREFILL, "grpc_address"), (Role.DECODE, "kv_address")):
+            address = getattr(self, key)
+            if self.role is role and not address:
+                raise ValueError(f"a {role} worker needs `{key}` as well")
+            if address and not all(Address.parse(address)):
+                raise ValueError(f"`{key}` is not host:port")
         host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
         return Worker(
             self.id,
@@ -160,6 +172,8 @@ class StaticWorker(Struct, frozen=True, forbid_unknown_fields=True):
             tls=tls,
             base_path=url.path.rstrip("/"),
             role=self.role,
+            grpc_address=self.grpc_address,
+            kv_address=self.kv_address,
             kv_total_blocks=self.capacity,
             static=True,
         )
@@ -283,6 +297,18 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
             ge=0,
         ),
     ] = 1024 * 1024
+
+    disagg_min_tokens: Annotated[
+        int,
+        _option(
+            "A prompt of fewer tokens is computed by the decode worker itself. A route may say otherwise.",
+            unit="tokens",
+            ge=0,
+        ),
+    ] = 0
+    prefill_timeout_s: Annotated[
+        float, _option("For a prefill worker to compute a prompt and push it.", unit="s", gt=0)
+    ] = 30.0
 
     connect_timeout_s: Annotated[
         float,
@@ -505,8 +531,11 @@ ROUTE_DOCS = {
         "aliases": "Other names for it.",
         "targets": "`unified` or `disaggregated`, in order of preference.",
         "backends": "What serves it, drawn by request id. Empty: workers of the model id itself.",
-        "cascade": "Models to ask one after another; must be empty.",
+        "cascade": "Models to ask one after another, until an answer is good enough.",
         "default_max_tokens": "For requests that set no limit of their own (disaggregated only).",
+        "disagg_min_tokens": "A shorter prompt is computed by the decode worker itself.",
+        "stream_hold": "Lets every step of the cascade try a streamed request; without it the last one gets it.",
+        "shadow": "Fraction of a cascade's requests for which the last model is asked, too, to compare.",
     },
     Backend: {
         "model": "Model id as the workers report it.",
@@ -515,6 +544,11 @@ ROUTE_DOCS = {
     Step: {
         "model": "Model id as the workers report it.",
         "accept_if": "When its answer is kept, such as `mean_logprob >= -1.0`.",
+        "acceptor": "Name of the learned acceptor that a rule over `score` asks.",
+    },
+    StreamHold: {
+        "tokens": "Tokens after which a held stream is judged.",
+        "seconds": "Time after which it is judged by the tokens that are there.",
     },
 }
 """What the keys of a route are. They are values of the domain, which the admin API speaks as well."""
@@ -751,11 +785,6 @@ def _check_workers(workers: Sequence[StaticWorker]) -> None:
             worker = static.worker()
         except ValueError as error:
             raise ConfigError(f"{where}.url = {_shown(static.url)}: {error}") from None
-        if static.role is not Role.UNIFIED:
-            raise ConfigError(
-                f"{where}.role = {_shown(static.role)}: static workers that are not unified are "
-                "not served by this version"
-            )
         try:
             fleet.add(worker)
         except InvalidReport as error:
@@ -778,12 +807,6 @@ def servable(routes: Sequence[Route]) -> None:
             raise InvalidRoutes(
                 f"{where}.cascade: cascades are not served by this version",
                 param=f"{where}.cascade",
-            )
-        if "unified" not in route.targets:
-            raise InvalidRoutes(
-                f"{where}.targets = {_shown(list(route.targets))}: disaggregated serving is not "
-                'served by this version; add "unified" after it',
-                param=f"{where}.targets",
             )
 
 

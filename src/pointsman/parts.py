@@ -23,7 +23,7 @@ from pointsman.control.mounts import MountError, load_mount
 from pointsman.control.store import Store, StoreError
 from pointsman.domain.keys import ANONYMOUS, Keyring, Principal, Scope
 from pointsman.domain.policy import Policy, PolicyOptions, make_policy
-from pointsman.domain.worker import Role, Worker
+from pointsman.domain.worker import Worker
 from pointsman.errors import BadRequest
 from pointsman.net.limits import DownstreamLimits, UpstreamLimits
 
@@ -117,10 +117,6 @@ def static_worker(values: Static) -> Worker:
         static = msgspec.convert(values, StaticWorker)
     except msgspec.ValidationError as error:
         raise BadRequest(str(error)) from None
-    if static.role is not Role.UNIFIED:
-        raise BadRequest(
-            "static workers that are not unified are not served by this version", param="role"
-        )
     try:
         return static.worker()
     except ValueError as error:

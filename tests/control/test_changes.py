@@ -38,6 +38,7 @@ T = TypeVar("T")
 FILE = (Route("file"),)
 PUT = (Route("put"),)
 OTHER = (Route("other"),)
+UNSERVED = Route("d", cascade=(Step("s", "mean_logprob > -1"), Step("l")))
 
 
 class Disk(Store):
@@ -244,14 +245,9 @@ def malformed() -> Sequence[Route]:
             "routes[1].cascade[0].accept_if",
         ),
         (
-            lambda: [Route("c", cascade=(Step("s", "mean_logprob >= -1"), Step("l")))],
+            lambda: [UNSERVED],
             InvalidRoutes,
             "routes[0].cascade",
-        ),
-        (
-            lambda: [Route("d", targets=("disaggregated",))],
-            InvalidRoutes,
-            "routes[0].targets",
         ),
     ],
 )
@@ -498,12 +494,12 @@ async def test_a_file_that_says_nothing_new_touches_nothing(life: Life) -> None:
     ("routes", "static", "param"),
     [
         ([Route("")], [listed("b", 2)], "routes[0].model"),
-        ([Route("d", targets=("disaggregated",))], [listed("b", 2)], "routes[0].targets"),
+        ([UNSERVED], [listed("b", 2)], "routes[0].cascade"),
         (OTHER, [listed("b", 2), listed("b", 3)], "id"),
         (OTHER, [listed("b", 2), listed("two words")], "id"),
         (OTHER, [listed("b", 2), listed("beats")], "id"),
         (OTHER, [listed("b", 2), listed("c") | {"url": "ftp://h"}], "url"),
-        (OTHER, [listed("b", 2), listed("c") | {"role": "prefill"}], "role"),
+        (OTHER, [listed("b", 2), listed("c") | {"role": "prefill"}], "url"),
         (OTHER, [listed(f"w{number}") for number in range(10)], "id"),
     ],
 )
@@ -548,7 +544,10 @@ async def test_what_another_gateway_changed_in_the_folder_is_not_overwritten(
         ("routes", b"\xff"),
         ("routes", b'[{"model":"a","colour":"red"}]'),
         ("routes", b'[{"model":"a"},{"model":"a"}]'),
-        ("routes", b'[{"model":"a","targets":["disaggregated"]}]'),
+        (
+            "routes",
+            b'[{"model":"a","cascade":[{"model":"s","accept_if":"mean_logprob > -1"},{"model":"l"}]}]',
+        ),
         ("workers", b"{}"),
         ("workers", b"\xff"),
         ("workers", b'[{"id":"s"}]'),
@@ -807,7 +806,7 @@ async def test_a_worker_that_announces_itself_is_neither_changed_nor_removed(lif
         ("two words", {}, "id"),
         ("", {}, None),
         ("s", {"url": "ftp://h"}, "url"),
-        ("s", {"role": Role.PREFILL}, "role"),
+        ("s", {"role": Role.PREFILL}, "url"),
         ("s", {"capacity": 0}, None),
         ("s", {"model": "\n"}, "id"),
     ],

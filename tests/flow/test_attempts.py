@@ -63,7 +63,7 @@ class Fleet:
 
     @property
     def excluded(self) -> list[str]:
-        return [worker.id for worker in self.x.excluded]
+        return [each.failed.id for each in self.x.tries if each.failed is not None]
 
 
 def test_the_first_worker_answers() -> None:

@@ -97,11 +97,13 @@ class Router:
         step: int = 0,
         *,
         now: float,
+        handoff: bool = True,
     ) -> Target:
         """Return where to send `request`, leaving out the `excluded` workers (compared by identity).
 
         `step` is the cascade step, clamped to the route's cascade. The reason is `failover` whenever a worker is
-        excluded, then `cascade`, then `canary` for a route of several backends, else the policy's own.
+        excluded, then `cascade`, then `canary` for a route of several backends, else the policy's own. Without `handoff`,
+        for a request that cannot be handed off, a unified worker is preferred, and a decode worker has to do all of it.
 
         Raises `ModelNotFound` if no route, no live worker and no worker of the last hour names the model, and
         `NoCapacity` if it is known but nobody can take the request.
@@ -137,10 +139,14 @@ class Router:
                 served = pick_backend(route, request.request_id)
                 if len(route.backends) > 1:
                     reason = "canary"
+        if not handoff:
+            targets = sorted(targets, key="unified".__ne__)
         for target in targets:
             prefill = None
             if target == "unified":
                 workers = registry.routable(served, UNIFIED)
+            elif not handoff:
+                workers = registry.routable(served, Role.DECODE)
             else:
                 workers = registry.routable(served, Role.DECODE)
                 prefills = _without(registry.routable(served, Role.PREFILL), excluded)

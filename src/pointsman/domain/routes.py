@@ -24,6 +24,7 @@ __all__ = [
     "Route",
     "RouteTable",
     "Step",
+    "StreamHold",
     "pick_backend",
     "routes_from_config",
     "routes_from_json",
@@ -47,17 +48,31 @@ class Backend(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Step(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One model of a cascade; `accept_if` is the rule for keeping its answer, empty on the last step."""
+    """One model of a cascade; `accept_if` is the rule for keeping its answer, empty on the last step.
+
+    `acceptor` is the name of the learned acceptor that a rule over `score` asks.
+    """
 
     model: str
     accept_if: str = ""
+    acceptor: str = ""
+
+
+class StreamHold(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How long a cascade holds the stream of a step back before it decides: so many tokens, or so many seconds."""
+
+    tokens: int = 32
+    seconds: float = 1.0
 
 
 class Route(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What serves a public model id.
 
     `targets` is an order of preference. `backends` is a weighted split drawn by request id. `cascade` is asked in
-    order, the last step being final. `default_max_tokens` is for requests without a limit of their own.
+    order, the last step being final; streams go to the last step at once, unless `stream_hold` lets the steps before it
+    try; `shadow` is the fraction of a cascade's requests for which the last model is asked too, to compare.
+    `default_max_tokens` is for requests without a limit of their own; a prompt shorter than `disagg_min_tokens` is not
+    handed off, None leaves that to the gateway's option of this name.
     """
 
     model: str
@@ -66,6 +81,14 @@ class Route(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     backends: tuple[Backend, ...] = ()
     cascade: tuple[Step, ...] = ()
     default_max_tokens: int | None = None
+    disagg_min_tokens: int | None = None
+    stream_hold: StreamHold | None = None
+    shadow: float = 0.0
+
+    @property
+    def plain(self) -> bool:
+        """Whether a request needs one worker and nothing else."""
+        return not self.cascade and "disaggregated" not in self.targets
 
 
 class RouteTable:
@@ -136,7 +159,8 @@ class RouteTable:
 
         Ids and aliases are non-empty and unique over the whole table; targets are known and not repeated; weights are
         finite, not negative, and sum to 1 within 0.001; a cascade has two steps or more, each but the last with a rule
-        that parses, the last without; `default_max_tokens` is at least 1.
+        that parses, the last without; `shadow` is 0 to 1 and, like `stream_hold`, for cascades only;
+        `default_max_tokens` is at least 1.
 
         >>> RouteTable.validate([Route("smol", targets=("unifed",))])
         Traceback (most recent call last):
@@ -155,6 +179,8 @@ class RouteTable:
             _check_cascade(route, place)
             if route.default_max_tokens is not None and route.default_max_tokens < 1:
                 _refuse(f"{place}.default_max_tokens", "must be at least 1")
+            if route.disagg_min_tokens is not None and route.disagg_min_tokens < 0:
+                _refuse(f"{place}.disagg_min_tokens", "must be 0 or more")
 
 
 def pick_backend(route: Route, request_id: str) -> str:
@@ -209,7 +235,11 @@ def routes_from_json(value: object) -> tuple[Route, ...]:
     return routes_from_config(_known_only(value, Route))
 
 
-_PARTS: dict[str, type[msgspec.Struct]] = {"backends": Backend, "cascade": Step}
+_PARTS: dict[str, type[msgspec.Struct]] = {
+    "backends": Backend,
+    "cascade": Step,
+    "stream_hold": StreamHold,
+}
 
 
 def _known_only(value: object, shape: type[msgspec.Struct]) -> object:
@@ -231,7 +261,7 @@ def _misshapen(error: msgspec.ValidationError) -> InvalidRoutes:
     place = "routes" + path.rstrip("`").removeprefix("$")
     unknown = re.search(r"unknown field `(.*)`", text)
     if unknown:
-        part = re.search(r"\.(backends|cascade)\[", place)
+        part = re.search(r"\.(backends(?=\[)|cascade(?=\[)|stream_hold)", place)
         shape = _PARTS[part[1]] if part else Route
         text = f"unknown key {unknown[1]!r}{_nearest(unknown[1], shape.__struct_fields__)}"
     return InvalidRoutes(f"{place}: {text}", param=place)
@@ -283,9 +313,18 @@ def _check_cascade(route: Route, place: str) -> None:
         if not step.accept_if:
             _refuse(where, "every step but the last needs a rule")
         try:
+            # Whether there is an acceptor of that name is no matter of the table.
             parse_accept_if(step.accept_if)
         except BadRule as error:
             _refuse(where, error.message)
+    if not (math.isfinite(route.shadow) and 0 <= route.shadow <= 1):
+        _refuse(f"{place}.shadow", "must be 0 to 1")
+    if not route.cascade and (route.shadow or route.stream_hold is not None):
+        name = "shadow" if route.shadow else "stream_hold"
+        _refuse(f"{place}.{name}", "is for cascades")
+    hold = route.stream_hold
+    if hold is not None and (hold.tokens < 1 or not 0 < hold.seconds <= 3600):
+        _refuse(f"{place}.stream_hold", "tokens must be at least 1, seconds over 0 and at most 3600")
     if route.cascade and route.cascade[-1].accept_if:
         last = len(route.cascade) - 1
         _refuse(f"{place}.cascade[{last}].accept_if", "the last step is final and takes no rule")

@@ -3,54 +3,128 @@
 The law, in two sentences. Until the first body byte is on its way to the client, a worker that is down, too slow, full
 or draining is excluded and the request is routed again. After it, there is no other worker: the answer ends where it
 breaks, and the client is told.
+
+How one worker is asked, and what becomes of its answer, is a leg. The usual one, a request and the relay of its answer,
+is written out here, since nearly every request takes it; a hand-off and a step of a cascade bring their own.
 """
+
+from collections.abc import Callable, Generator
+from typing import TypeAlias
+
+from msgspec import Struct
 
 from pointsman.domain.ledger import Lease
 from pointsman.domain.router import Router
+from pointsman.domain.worker import Worker
 from pointsman.errors import GatewayError, ModelNotFound, NoCapacity, UpstreamTimeout
-from pointsman.flow.effects import Answer, Broken, Flow, Lost, Relay, Send, Why
+from pointsman.flow.effects import Answer, Broken, Command, Flow, Lost, Relay, Result, Send, Why
 from pointsman.flow.exchange import Attempt, Exchange
 
-__all__ = ["attempts"]
+__all__ = ["Asked", "Failure", "Leg", "Receive", "ask", "attempts", "relay", "stands"]
 
 FULL = 429
 UNAVAILABLE = 503
 
 
-def attempts(x: Exchange, router: Router, max_attempts: int) -> Flow:
+class Failure(Struct, frozen=True, eq=False, gc=False):
+    """How an attempt failed, and which worker is to blame and must not be asked again."""
+
+    result: Answer | Lost
+    worker: Worker
+
+
+Asked: TypeAlias = Generator[Command, Result, Failure | None]
+"""One target being asked: None once the request needs no other worker."""
+
+Leg: TypeAlias = Callable[[Attempt], Asked]
+"""Asks the target of an attempt, and takes its answer to wherever that goes."""
+
+Receive: TypeAlias = Callable[[Answer], Generator[Command, Result, bool]]
+"""Takes an answer that stands to wherever it goes; tells whether it came to its end in good order."""
+
+
+def attempts(
+    x: Exchange,
+    router: Router,
+    max_attempts: int,
+    leg: Leg | None = None,
+    step: int = 0,
+    *,
+    handoff: bool = True,
+) -> Flow:
     """Route the request, at most `max_attempts` workers in all, and relay the first answer that stands.
 
     An engine's 429 and 503 are tried elsewhere; every other status, errors included, is an answer. If all that were
-    asked said 429, the client gets the last of those. Raises ModelNotFound and NoCapacity, and
-    UpstreamTimeout where the last worker that was asked did not answer in time.
+    asked said 429, the client gets the last of those. `step` is that of a cascade, whose other steps do not count;
+    `handoff` says whether the request can be handed off.
+
+    Raises ModelNotFound and NoCapacity, and UpstreamTimeout where the last worker that was asked did not answer in
+    time.
     """
-    target = router.route(x.request, now=x.now)
+    target = router.route(x.request, (), step, now=x.now, handoff=handoff)
+    excluded: list[Worker] = []
     all_full = True
     while True:
         worker = target.worker
         attempt = Attempt(target, x.now)
         x.tries.append(attempt)
         with Lease(worker):
-            result = yield Send(target)
-            if isinstance(result, Answer) and result.head.status not in (FULL, UNAVAILABLE):
-                ended = yield Relay(result)
-                if isinstance(ended, Broken):
-                    x.error = str(ended.why)
-                return
-        assert isinstance(result, Answer | Lost)
+            if leg is None:
+                result = yield Send(target)
+                if isinstance(result, Answer) and result.head.status not in (FULL, UNAVAILABLE):
+                    ended = yield Relay(result)
+                    if isinstance(ended, Broken):
+                        x.error = str(ended.why)
+                    return
+                assert isinstance(result, Answer | Lost)
+            else:
+                failure = yield from leg(attempt)
+                if failure is None:
+                    return
+                result, worker = failure.result, failure.worker
         all_full = all_full and isinstance(result, Answer) and result.head.status == FULL
         attempt.failure = _outcome(result)
-        x.excluded.append(worker)
-        if len(x.tries) >= max_attempts or x.now >= x.deadline:
+        attempt.failed = worker
+        attempt.over_at = x.now
+        excluded.append(worker)
+        if len(excluded) >= max_attempts or x.now >= x.deadline:
             break
         try:
-            target = router.route(x.request, x.excluded, now=x.now)
+            target = router.route(x.request, excluded, step, now=x.now, handoff=handoff)
         except (ModelNotFound, NoCapacity):
             break
     if all_full and isinstance(result, Answer) and result.complete:
         yield Relay(result)
         return
     raise _verdict(result)
+
+
+def ask(attempt: Attempt, command: Send, receive: Receive) -> Asked:
+    """Ask the worker of an attempt, and hand what stands to `receive`."""
+    result = yield command
+    assert isinstance(result, Answer | Lost)
+    if isinstance(result, Answer) and stands(result):
+        yield from receive(result)
+        return None
+    return Failure(result, attempt.target.worker)
+
+
+def relay(x: Exchange) -> Receive:
+    """Return what commits to an answer, and relays it."""
+
+    def receive(answer: Answer) -> Generator[Command, Result, bool]:
+        ended = yield Relay(answer)
+        if isinstance(ended, Broken):
+            x.error = str(ended.why)
+            return False
+        return True
+
+    return receive
+
+
+def stands(answer: Answer) -> bool:
+    """Tell whether an answer is one, or the news that the engine is full or draining."""
+    return answer.head.status not in (FULL, UNAVAILABLE)
 
 
 def _outcome(failure: Answer | Lost) -> str:

@@ -1,35 +1,48 @@
 """The vocabulary between a story and its driver.
 
-A story (`attempts`) is a generator that yields commands and gets results back. It does no I/O and knows no event loop,
-so a test plays the driver and reads as a dialogue. The driver (`pointsman.net.driver`) performs them on sockets.
+A story (`attempts`, `cascade`) is a generator that yields commands and gets results back. It does no I/O and knows no
+event loop, so a test plays the driver and reads as a dialogue. The driver (`pointsman.net.driver`) performs them on
+sockets.
 
 A story ends by returning after a `Relay`, or by raising a `GatewayError`, which the driver answers.
-A client that leaves is thrown into the story as `ClientGone`.
+A client that leaves is thrown into the story as `ClientGone`. What must be done whatever becomes of the story, it puts
+into `Exchange.after`, and need not wait for: a client that has left gets no command performed any more.
 
 The values are msgspec structs, which are made in C: a request makes half a dozen of them.
 """
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from enum import StrEnum
+from math import inf
 
 from msgspec import Struct
 
 from pointsman.domain.router import Target
-from pointsman.wire.http1 import ResponseHead
+from pointsman.wire.call import HttpCall, RpcCall
+from pointsman.wire.framing import payload
+from pointsman.wire.http1 import Framing, ResponseHead
 
 __all__ = [
+    "After",
     "Answer",
     "Broken",
+    "Call",
     "ClientGone",
     "Command",
     "Done",
     "Flow",
     "Lost",
+    "More",
+    "Outcome",
     "Relay",
     "Result",
+    "Returned",
     "Send",
+    "Status",
     "Why",
 ]
+
+UNCHANGED: Mapping[str, bytes] = {}
 
 
 class Why(StrEnum):
@@ -41,22 +54,59 @@ class Why(StrEnum):
     PROTOCOL = "protocol"  # what came is not HTTP/1.1, or not the answer that its head promised
     EVICTED = "evicted"  # the registry gave the worker up
     SHUTDOWN = "shutdown"  # the gateway's own drain deadline passed
+    TOKENIZE = "tokenize"  # the prefill worker could not say what the tokens of the prompt are
+    PREFILL = "prefill"  # the prefill worker could not compute them, or not hand them over
+    HANDLE = "handle"  # the decode worker does not know what was handed over to it
 
 
 class Send(Struct, frozen=True, eq=False, gc=False):
     """Send the request to the target, and wait for an answer that can be judged.
 
     That is the head with the first body bytes of an event stream, and the whole of any other answer, up to
-    `hold_bytes`. Gives Answer or Lost.
+    `hold_bytes`, or up to `hold` where that is not 0. `fields` are top-level members of the body to set, as raw JSON;
+    `headers` are header lines of the gateway's own. Gives Answer or Lost.
     """
 
     target: Target
+    fields: Mapping[str, bytes] = UNCHANGED
+    headers: bytes = b""
+    hold: int = 0
+
+
+class More(Struct, frozen=True, eq=False, gc=False):
+    """Wait for more of an answer that has not been committed, at most until `until` (monotonic seconds).
+
+    Gives the answer as far as it is there then, or Lost.
+    """
+
+    answer: "Answer"
+    until: float = inf
 
 
 class Relay(Struct, frozen=True, eq=False, gc=False):
-    """Commit to an answer: pass it to the client, and pump the rest of it. Gives Done or Broken."""
+    """Commit to an answer: pass it to the client, and pump the rest of it. Gives Done or Broken.
+
+    `edits` change the JSON of a whole answer, or of every event of a stream, on its way; mostly there are none.
+    """
 
     answer: "Answer"
+    edits: Sequence[Callable[[bytes], bytes]] = ()
+
+
+class Call(Struct, frozen=True, eq=False, gc=False):
+    """Ask a worker something beside the request itself. Gives Answer or Lost for HTTP, Returned or Status for gRPC.
+
+    An answer comes whole, whatever its length.
+    """
+
+    call: HttpCall | RpcCall
+
+
+class After(Struct, frozen=True, eq=False, gc=False):
+    """Calls to make one after another, whatever becomes of the request. `then` hears the outcome of the last one."""
+
+    calls: Sequence[HttpCall | RpcCall]
+    then: "Callable[[Outcome], None] | None" = None
 
 
 class Answer(Struct, frozen=True, eq=False, gc=False):
@@ -68,6 +118,11 @@ class Answer(Struct, frozen=True, eq=False, gc=False):
     head: ResponseHead
     body: bytes
     complete: bool
+
+    @property
+    def payload(self) -> bytes:
+        """What arrived of the body, without the framing."""
+        return payload(self.body) if self.head.framing is Framing.CHUNKED else self.body
 
     def __repr__(self) -> str:
         return f"Answer({self.head.status})"
@@ -97,10 +152,34 @@ class Broken(Struct, frozen=True, eq=False, gc=False):
     told: bool = False
 
 
+class Returned(Struct, frozen=True, eq=False, gc=False):
+    """What a gRPC call answered: the message, as bytes."""
+
+    message: bytes
+
+
+class Status(Struct, frozen=True, eq=False, gc=False):
+    """How a gRPC call failed: the name of its status.
+
+    `sent` says whether the callee may have seen the call; `stale`, whether it went out on a connection that had served
+    before and turned out to be dead; `leg` is which worker the callee blames, "" where it does not say.
+    """
+
+    code: str
+    detail: str = ""
+    sent: bool = True
+    stale: bool = False
+    leg: str = ""
+
+    def __repr__(self) -> str:
+        return f"Status({self.code}, {self.detail!r})"
+
+
 class ClientGone(Exception):
     """The client closed its connection; nothing more can be said to it."""
 
 
-Command = Send | Relay
-Result = Answer | Lost | Done | Broken
+Command = Send | More | Relay | Call
+Outcome = Answer | Lost | Returned | Status
+Result = Outcome | Done | Broken
 Flow = Generator[Command, Result, None]

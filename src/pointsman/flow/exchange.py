@@ -13,8 +13,9 @@ from pointsman.domain.keys import ANONYMOUS, Principal
 from pointsman.domain.request import InferenceRequest
 from pointsman.domain.router import Target
 from pointsman.domain.worker import Worker
+from pointsman.flow.effects import After
 
-__all__ = ["CLIENT_GONE", "Attempt", "Exchange", "Stage"]
+__all__ = ["CLIENT_GONE", "Attempt", "Exchange", "Stage", "Transfer", "Verdict"]
 
 CLIENT_GONE = "client_gone"
 """The `error` of a request whose client left before its answer was complete."""
@@ -28,12 +29,50 @@ class Stage(Enum):
     CLOSED = "closed"
 
 
+class Transfer(Struct, eq=False, gc=False):
+    """How a prompt went from a prefill worker to a decode worker. Times are moments, 0.0 where it did not come to that.
+
+    `tokens` are those of the prompt, `cached` those that the prefill worker need not compute, `resumed` those that the
+    decode worker says it got (-1 where it does not say); `outcome` is one of direct (the prompt was too short for it),
+    handed_over, recomputed (the decode worker computed the prompt again), failed, abandoned (by the client).
+    """
+
+    tokens: int = 0
+    cached: int = 0
+    resumed: int = -1
+    tokenize_at: float = 0.0
+    prefill_at: float = 0.0
+    decode_at: float = 0.0
+    outcome: str = ""
+
+
+class Verdict(Struct, frozen=True, eq=False, gc=False):
+    """What a cascade thought of the answer of a step: its score, None where it had none, and whether it was kept.
+
+    `prompt_tokens` and `completion_tokens` are those of that answer, 0 where it does not say.
+    """
+
+    value: float | None
+    kept: bool
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
 class Attempt(Struct, eq=False, gc=False):
-    """One worker that was asked, and when; `failure` is how that failed, "" where it did not."""
+    """One worker that was asked, and when; `failure` is how that failed, "" where it did not.
+
+    `failed` is the worker that is to blame for it, which in a hand-off may be the prefill worker; `over_at` is when
+    the attempt had failed or its answer was judged, 0.0 for one whose answer the client got; `transfer` and `verdict`
+    are those of a hand-off and of a cascade.
+    """
 
     target: Target
     at: float
     failure: str = ""
+    failed: Worker | None = None
+    over_at: float = 0.0
+    transfer: Transfer | None = None
+    verdict: Verdict | None = None
 
 
 class Exchange(Struct, eq=False):
@@ -41,9 +80,9 @@ class Exchange(Struct, eq=False):
 
     `operation` is chat, text_completion, embeddings or other; `status` is what the client got, 499 if it left first;
     `error` is the code or type of an error answer, or how a committed answer broke; `tries` are the workers that were
-    asked, in order; `excluded` are those that must not be asked again; `now` is the time of the last event, for the
-    story; `deadline` is when the whole request must be over; `trace` is the traceparent that engines see, `parent` the
-    client's own, empty where it sent none that is valid.
+    asked, in order; `after` is what must be done whatever becomes of the request, until the driver takes it over; `now`
+    is the time of the last event, for the story; `deadline` is when the whole request must be over; `trace` is the
+    traceparent that engines see, `parent` the client's own, empty where it sent none that is valid.
     """
 
     request: InferenceRequest
@@ -61,7 +100,7 @@ class Exchange(Struct, eq=False):
     status: int = 0
     error: str = ""
     tries: list[Attempt] = field(default_factory=list)
-    excluded: list[Worker] = field(default_factory=list)
+    after: list[After] = field(default_factory=list)
 
     @property
     def request_id(self) -> str:

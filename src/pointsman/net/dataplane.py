@@ -24,7 +24,10 @@ from pointsman.errors import (
 )
 from pointsman.flow.attempts import attempts
 from pointsman.flow.exchange import Exchange
+from pointsman.flow.handoff import Handoffs
+from pointsman.flow.plan import plan
 from pointsman.net.asgi import AsgiServer
+from pointsman.net.calls import Calls
 from pointsman.net.clock import Deadlines
 from pointsman.net.downstream import Downstream, Request, Responder
 from pointsman.net.driver import Drive
@@ -75,9 +78,12 @@ class DataPlane:
         public_models: bool = False,
         admit: Callable[[bytes | None, float], Principal],
         mounts: Sequence[Mounted] = (),
+        handoffs: Handoffs,
     ) -> None:
         self.router = router
         self.pool = pool
+        self.calls = Calls(pool, deadlines)
+        self._handoffs = handoffs
         self.deadlines = deadlines
         self.observer = observer
         self.connections: set[Downstream] = set()
@@ -139,8 +145,10 @@ class DataPlane:
         except GatewayError as error:
             self._refuse(client, request, error, request_id, started)
             return None
-        if self.public_models:
-            # Nothing can be renamed in what is compressed.
+        route = self.router.table.lookup(inference.model)
+        plain = route is None or route.plain
+        if self.public_models or not plain:
+            # Nothing can be read or renamed in what is compressed.
             headers = [each for each in headers if each[0] != b"accept-encoding"]
         head, trace, parent = render_request(headers, request_id, random_hex, principal.upstream)
         x = Exchange(
@@ -153,7 +161,10 @@ class DataPlane:
             trace,
             parent,
         )
-        story = attempts(x, self.router, self._max_attempts)
+        if route is None or plain:
+            story = attempts(x, self.router, self._max_attempts)
+        else:
+            story = plan(x, self.router, self._max_attempts, route, request.body, self._handoffs)
         drive = Drive(self, client, request, story, head, x, x.deadline)
         drive.start()
         return drive

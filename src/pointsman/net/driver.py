@@ -9,33 +9,40 @@ commands a request is nothing but this object.
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import msgspec
 from msgspec import Struct
 
 from pointsman.errors import GatewayError, InternalError, NoCapacity
 from pointsman.flow.effects import (
     Answer,
     Broken,
+    Call,
     ClientGone,
+    Command,
     Done,
     Flow,
     Lost,
+    More,
+    Outcome,
     Relay,
     Result,
     Send,
     Why,
 )
 from pointsman.flow.exchange import CLIENT_GONE, Exchange, Stage
+from pointsman.net.calls import Calling
 from pointsman.net.pool import Lane
 from pointsman.net.relay import Relay as Pump
 from pointsman.net.upstream import Upstream
-from pointsman.wire.body import with_model
+from pointsman.wire.body import with_fields, with_model
 from pointsman.wire.framing import payload
 from pointsman.wire.http1 import Framing, ResponseHead, render_response
 from pointsman.wire.replies import error_reply
-from pointsman.wire.shape import Chunked, PublicModel, Shape, Unchunked, public_json
+from pointsman.wire.shape import Chunked, Edit, Edited, Shape, Unchunked, edited_json, public_json
 
 if TYPE_CHECKING:
     from pointsman.net.dataplane import DataPlane
@@ -63,7 +70,10 @@ class Drive(Struct, eq=False):
     _lane: Lane | None = None
     _upstream: Upstream | None = None
     _connecting: asyncio.Task[None] | None = None
+    _calling: Calling | None = None
     _pump: Pump | None = None
+    _enough: asyncio.TimerHandle | None = None
+    hold: int = 0
     _sent_head: bytes = b""
     _sent_body: bytes = b""
 
@@ -85,9 +95,12 @@ class Drive(Struct, eq=False):
                 if type(command) is Send:
                     self._send(command)
                     return
-                assert isinstance(command, Relay)
-                result = self._relay(command.answer)
-                if result is None:
+                if type(command) is Relay:
+                    result = self._relay(command)
+                    if result is None:
+                        return
+                else:
+                    self._other(command)
                     return
         except StopIteration:
             self._end()
@@ -98,18 +111,56 @@ class Drive(Struct, eq=False):
             self._plane.observer.fault("driver")
             self._fail()
 
+    def _other(self, command: Command) -> None:
+        """Perform what few stories ask for."""
+        x = self.x
+        if x.after:
+            self._plane.calls.later(x.after)
+        if isinstance(command, Call):
+            # What an answer that was not taken came over is of no more use.
+            if self._upstream is not None:
+                self._drop_upstream()
+            self._calling = self._plane.calls.call(command.call, x.deadline, self._called)
+            return
+        assert isinstance(command, More)
+        upstream = self._upstream
+        assert upstream is not None, "there is more of an unfinished answer only"
+        if command.until < self.deadline:
+            wait_s = max(command.until - x.now, 0.0)
+            loop = asyncio.get_running_loop()
+            self._enough = loop.call_later(wait_s, self._waited, command.answer)
+        upstream.more(self, command.answer)
+
+    def _called(self, outcome: Outcome) -> None:
+        self._calling = None
+        self._run(outcome)
+
+    def _waited(self, answer: Answer) -> None:
+        """Tell the story that nothing more came in time."""
+        self._enough = None
+        upstream = self._upstream
+        assert upstream is not None
+        self._run(upstream.so_far(answer))
+
     def _send(self, command: Send) -> None:
         if self._upstream is not None:
             self._drop_upstream()
         target = command.target
         request = self._request
         body = request.body
-        if target.served_model != self.x.model:
+        if command.fields:
+            model = {"model": msgspec.json.encode(target.served_model)}
+            body = with_fields(body, {**command.fields, **model})
+        elif target.served_model != self.x.model:
             body = with_model(body, target.served_model)
         path = b"%b?%b" % (request.path, request.query) if request.query else request.path
         self._lane = lane = self._plane.pool.lane(target.worker)
         self._sent_body = body
-        self._sent_head = b"%b%d\r\n%b\r\n" % (lane.opening(path), len(body), self._head)
+        head = self._head
+        if command.headers:
+            head += command.headers
+        self.hold = command.hold
+        self._sent_head = b"%b%d\r\n%b\r\n" % (lane.opening(path), len(body), head)
         upstream = lane.take()
         if upstream is not None:
             self._upstream = upstream
@@ -117,19 +168,23 @@ class Drive(Struct, eq=False):
         else:
             self._connecting = lane.connect(self)
 
-    def _relay(self, answer: Answer) -> Result | None:
+    def _relay(self, command: Relay) -> Result | None:
         """Commit to an answer. Returns None where the rest of it is still to come."""
+        answer = command.answer
         head = answer.head
         request = self._request
-        public = self._plane.public_models and not head.encoded and head.framing is not Framing.NONE
+        edits = command.edits
+        if edits or self._plane.public_models:
+            edits = self._edits(head, edits)
         if answer.complete:
+            # The connection is back in the pool; what is left of an earlier, dropped one is not.
             body = answer.body
             chunked = head.framing is Framing.CHUNKED
-            if chunked and (request.http10 or public):
+            if chunked and (request.http10 or edits):
                 body = payload(body)
                 chunked = False
-            if public:
-                body = self._public_body(head, body)
+            if edits:
+                body = self._edited_body(head, body, edits)
             if chunked:
                 framing = b"transfer-encoding: chunked\r\n"
             elif head.framing is Framing.NONE:
@@ -142,7 +197,7 @@ class Drive(Struct, eq=False):
             return DONE
         upstream = self._upstream
         assert upstream is not None, "an unfinished answer has its connection"
-        shape = self._shape(head, public)
+        shape = self._shape(head, edits)
         chunked = head.framing is Framing.CHUNKED if shape is None else not request.http10
         if chunked:
             framing = b"transfer-encoding: chunked\r\n"
@@ -195,12 +250,18 @@ class Drive(Struct, eq=False):
         """Tell the story what the engine answered."""
         if answer.complete:
             self._upstream = None
+        if self._enough is not None:
+            self._enough.cancel()
+            self._enough = None
         self.x.now = self._plane.deadlines.now()
         self._step(answer)
 
     def lost(self, lost: Lost) -> None:
         """Tell the story that the attempt failed."""
         self._upstream = None
+        if self._enough is not None:
+            self._enough.cancel()
+            self._enough = None
         self._run(lost)
 
     def stale(self) -> None:
@@ -280,6 +341,8 @@ class Drive(Struct, eq=False):
 
     def _close(self) -> None:
         x = self.x
+        if x.after:
+            self._plane.calls.later(x.after)
         x.stage = Stage.CLOSED
         x.finished_at = x.now
         self._plane.observer.finished(x)
@@ -289,6 +352,12 @@ class Drive(Struct, eq=False):
         if self._connecting is not None:
             self._connecting.cancel()
             self._connecting = None
+        if self._calling is not None:
+            self._calling.cancel()
+            self._calling = None
+        if self._enough is not None:
+            self._enough.cancel()
+            self._enough = None
         if self._pump is not None:
             self._pump.abort()
             self._pump = None
@@ -311,21 +380,27 @@ class Drive(Struct, eq=False):
             b"keep-alive" if self._keep else b"close",
         )
 
-    def _shape(self, head: ResponseHead, public: bool) -> Shape | None:
+    def _edits(self, head: ResponseHead, edits: Sequence[Edit]) -> Sequence[Edit]:
+        """Return what is to be changed in the JSON of an answer, where it has any that can be read."""
+        if head.encoded or head.framing is Framing.NONE:
+            return ()
+        if not self._plane.public_models:
+            return edits
+        model = self._plane.public_model(self.x)
+        return (*edits, lambda body: public_json(body, model))
+
+    def _shape(self, head: ResponseHead, edits: Sequence[Edit]) -> Shape | None:
         """Return what must change on the way of an unfinished answer; normally nothing."""
         http10 = self._request.http10
         chunks = head.framing is Framing.CHUNKED
-        if public and head.event_stream:
-            return PublicModel(
-                self._plane.public_model(self.x), chunked_in=chunks, chunked_out=not http10
-            )
+        if edits and head.event_stream:
+            return Edited(edits, chunked_in=chunks, chunked_out=not http10)
         if chunks:
             return Unchunked() if http10 else None
         return Chunked() if head.framing is Framing.UNTIL_CLOSE and not http10 else None
 
-    def _public_body(self, head: ResponseHead, body: bytes) -> bytes:
-        model = self._plane.public_model(self.x)
+    def _edited_body(self, head: ResponseHead, body: bytes, edits: Sequence[Edit]) -> bytes:
         if head.event_stream:
-            shape = PublicModel(model, chunked_in=False, chunked_out=False)
+            shape = Edited(edits, chunked_in=False, chunked_out=False)
             return shape.feed(body) + shape.end()
-        return public_json(body, model)
+        return edited_json(body, edits)

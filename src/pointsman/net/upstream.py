@@ -40,6 +40,8 @@ class Judge(Protocol):
     """The request that a connection works for."""
 
     deadline: float
+    hold: int
+    """Bytes of a plain answer that are held before it is judged, 0 for as many as the limits say."""
 
     def answered(self, answer: Answer) -> None:
         """Judge an answer; where it is complete, the connection is no longer the request's."""
@@ -120,6 +122,19 @@ class Upstream(asyncio.Protocol):
             self._send(head + body)
         else:
             self.transport.writelines((head, body))
+
+    def more(self, judge: Judge, answer: Answer) -> None:
+        """Go on with an answer that was judged and not committed; the judge hears of it again."""
+        self._judge = judge
+        self._head = answer.head
+        self._held = [answer.body]
+        self._size = len(answer.body)
+        self._wait(self._lane.limits.gap_s)
+
+    def so_far(self, answer: Answer) -> Answer:
+        """Return what has come of an answer that is waited for, and wait no longer."""
+        self._judge = None
+        return Answer(answer.head, self._joined(), False)
 
     def hand_over(self, protocol: asyncio.BaseProtocol) -> None:
         """Let a relay have the connection, for the rest of this answer."""
@@ -260,9 +275,7 @@ class Upstream(asyncio.Protocol):
             self._size += len(out)
         if cut.done:
             self._complete(head, self._joined())
-        elif out and (
-            (head.event_stream and head.status < 300) or self._size >= self._lane.limits.hold_bytes
-        ):
+        elif out and ((head.event_stream and head.status < 300) or self._size >= self._limit()):
             judge = self._judge
             assert judge is not None
             # From here on the driver has the connection; its next command says what becomes of it.
@@ -291,6 +304,11 @@ class Upstream(asyncio.Protocol):
             self._lane.give(self)
         else:
             self.transport.abort()
+
+    def _limit(self) -> int:
+        judge = self._judge
+        assert judge is not None
+        return judge.hold or self._lane.limits.hold_bytes
 
     def _is_whole(self, head: ResponseHead) -> bool:
         """Say whether a body that only the end of the connection ended can be trusted to be whole."""

@@ -5,7 +5,8 @@ There is one for a client of HTTP/1.0, which knows no chunks; for an engine whos
 is chunked so that the client can tell an end from a break; and for `response_model = "public"`.
 """
 
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
 
 import msgspec
 
@@ -13,7 +14,19 @@ from pointsman.wire.body import members, readable, with_fields
 from pointsman.wire.framing import LAST_CHUNK, chunk, payload
 from pointsman.wire.sse import DONE, EventCut, data_of, with_data
 
-__all__ = ["Chunked", "PublicModel", "Shape", "Unchunked", "public_json"]
+__all__ = [
+    "Chunked",
+    "Edit",
+    "Edited",
+    "PublicModel",
+    "Shape",
+    "Unchunked",
+    "edited_json",
+    "public_json",
+]
+
+Edit: TypeAlias = Callable[[bytes], bytes]
+"""Changes a JSON text; what it cannot read it returns as it is."""
 
 
 class Shape(Protocol):
@@ -54,17 +67,16 @@ class Chunked:
         return LAST_CHUNK
 
 
-class PublicModel:
-    """Writes the model id that the client asked for into every event that names a model.
+class Edited:
+    """Changes the JSON of every event: the public model id into it, say, or the logprobs out of it.
 
-    `model` is the raw JSON of the public id. Events without one, comments and `[DONE]` pass untouched, and in the
-    others only that value changes.
+    Comments and `[DONE]` pass untouched, and so does an event whose data an edit would break over other lines.
     """
 
-    __slots__ = ("_chunked_in", "_chunked_out", "_events", "_model")
+    __slots__ = ("_chunked_in", "_chunked_out", "_edits", "_events")
 
-    def __init__(self, model: bytes, *, chunked_in: bool, chunked_out: bool) -> None:
-        self._model = model
+    def __init__(self, edits: Sequence[Edit], *, chunked_in: bool, chunked_out: bool) -> None:
+        self._edits = edits
         self._events = EventCut()
         self._chunked_in = chunked_in
         self._chunked_out = chunked_out
@@ -72,23 +84,44 @@ class PublicModel:
     def feed(self, data: bytes) -> bytes:
         """Return the events that are whole now, as one chunk."""
         plain = payload(data) if self._chunked_in else data
-        return self._out(b"".join(map(self._public, self._events.feed(plain))))
+        return self._out(b"".join(map(self._edited, self._events.feed(plain))))
 
     def end(self) -> bytes:
         """Return the event that was never ended, if there is one, and the last chunk."""
-        rest = self._out(self._public(self._events.rest()))
+        rest = self._out(self._edited(self._events.rest()))
         return rest + LAST_CHUNK if self._chunked_out else rest
 
     def _out(self, data: bytes) -> bytes:
         return chunk(data) if data and self._chunked_out else data
 
-    def _public(self, event: bytes) -> bytes:
+    def _edited(self, event: bytes) -> bytes:
         data = data_of(event)
         if not data or data == DONE:
             return event
-        public = public_json(data, self._model)
-        # Not as many lines: an older `model` of the same event was no string, and no client can rely on it.
-        return with_data(event, public) if public.count(b"\n") == data.count(b"\n") else event
+        edited = edited_json(data, self._edits)
+        # Not as many lines: an older value of the same key was none that a client can rely on.
+        return with_data(event, edited) if edited.count(b"\n") == data.count(b"\n") else event
+
+
+class PublicModel(Edited):
+    """Writes the model id that the client asked for, as raw JSON, into every event that names a model."""
+
+    __slots__ = ()
+
+    def __init__(self, model: bytes, *, chunked_in: bool, chunked_out: bool) -> None:
+        edit: Edit = lambda body: public_json(body, model)  # noqa: E731
+        super().__init__((edit,), chunked_in=chunked_in, chunked_out=chunked_out)
+
+
+def edited_json(body: bytes, edits: Sequence[Edit]) -> bytes:
+    """Return a JSON answer, or the data of an event, after all edits.
+
+    >>> edited_json(b'{"model":"a"}', [lambda body: public_json(body, b'"b"')])
+    b'{"model":"b"}'
+    """
+    for edit in edits:
+        body = edit(body)
+    return body
 
 
 ABSENT = msgspec.Raw(b"")

@@ -1,0 +1,31 @@
+"""Which story a request gets: the route decides, and what the request asks for.
+
+Nearly every request needs one worker and nothing else; the data plane gives it `attempts` without coming here.
+"""
+
+from pointsman.domain.router import Router
+from pointsman.domain.routes import Route
+from pointsman.flow.attempts import attempts, relay
+from pointsman.flow.effects import Flow
+from pointsman.flow.exchange import Exchange
+from pointsman.flow.handoff import Handoffs, leg_for
+
+__all__ = ["disaggregated", "plan"]
+
+
+def plan(
+    x: Exchange, router: Router, max_attempts: int, route: Route, body: bytes, handoffs: Handoffs
+) -> Flow:
+    """Return the story of a request for a route that is not plain."""
+    return disaggregated(x, router, max_attempts, route, body, handoffs)
+
+
+def disaggregated(
+    x: Exchange, router: Router, max_attempts: int, route: Route, body: bytes, handoffs: Handoffs
+) -> Flow:
+    """Prefill on one worker and decode on another, or have one do both where the request needs that.
+
+    Raises what `attempts` raises, and BadRequest.
+    """
+    leg, handoff = leg_for(x, handoffs, route, body, receive=relay(x))
+    yield from attempts(x, router, max_attempts, leg, handoff=handoff)

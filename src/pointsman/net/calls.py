@@ -1,0 +1,251 @@
+"""Performs calls beside the requests themselves: unary HTTP over the pool's connections, and unary gRPC.
+
+A call that a story waits for can be cancelled, which closes its stream or its connection: so a worker learns at once
+that nobody waits. Calls that must be made whatever becomes of a request (`later`) belong to nobody but this object;
+the end of the gateway waits for them, for a moment.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+import grpc
+import grpc.aio
+
+from pointsman.domain.ledger import Lease
+from pointsman.domain.worker import Worker
+from pointsman.flow.effects import After, Answer, Lost, Outcome, Returned, Status
+from pointsman.net.clock import Deadlines
+from pointsman.net.pool import Lane, Pool
+from pointsman.net.upstream import Upstream
+from pointsman.wire.call import HttpCall, RpcCall
+
+__all__ = ["Calling", "Calls"]
+
+WHOLE = 64 << 20
+"""The largest answer to a call, in bytes."""
+
+IDLE_MS = 30_000
+"""How long an unused gRPC connection is kept: one that died unseen would cost the next call its time."""
+
+CONNECT_MS = 5_000
+
+LAST_S = 3.0
+"""How long the end of the gateway waits for the calls that are still to be made."""
+
+LATER_MAX = 4096
+"""Calls of ended requests under way at a time. Each takes a few seconds at most, even if no worker answers."""
+
+NEVER_SENT = ("failed to connect", "connections to all backends failing", "DNS resolution failed")
+"""How gRPC words that there was no connection: the callee cannot have seen the call."""
+
+
+class Calling(Protocol):
+    """A call under way."""
+
+    def cancel(self) -> None:
+        """Give it up; nobody hears of its outcome."""
+
+
+class Calls:
+    """Makes calls to workers. gRPC channels are kept, one per worker and address."""
+
+    def __init__(self, pool: Pool, deadlines: Deadlines) -> None:
+        self._pool = pool
+        self._deadlines = deadlines
+        self._channels: dict[tuple[Worker, str], _Channel] = {}
+        self._running: dict[asyncio.Task[None], Worker] = {}
+        self._later: set[asyncio.Task[None]] = set()
+        self._closing: set[asyncio.Task[None]] = set()
+        self.dropped = 0
+
+    def call(
+        self, call: HttpCall | RpcCall, deadline: float, done: Callable[[Outcome], None]
+    ) -> Calling:
+        """Make a call for a request that must be over at `deadline`; `done` hears the outcome once."""
+        if isinstance(call, HttpCall):
+            return _Http(
+                self._pool, call, min(deadline, self._deadlines.now() + call.timeout_s), done
+            )
+        return _Rpc(
+            self, call, max(min(call.timeout_s, deadline - self._deadlines.now()), 0.0), done
+        )
+
+    def later(self, after: list[After]) -> None:
+        """Take over what must be done for a request; the list is empty then."""
+        for each in after:
+            if len(self._later) >= LATER_MAX:
+                self.dropped += 1
+                continue
+            task = asyncio.get_running_loop().create_task(self._make(each))
+            self._later.add(task)
+            task.add_done_callback(self._later.discard)
+        after.clear()
+
+    def leave(self, worker: Worker) -> None:
+        """Forget a worker that the registry gave up; what waits for it is told so."""
+        for key in [key for key in self._channels if key[0] is worker]:
+            channel = self._channels.pop(key)
+            task = asyncio.get_running_loop().create_task(channel.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    async def close(self, wait_s: float = LAST_S) -> None:
+        """Wait a moment for what must still be done, and close all channels."""
+        if self._later:
+            _, late = await asyncio.wait(self._later, timeout=wait_s)
+            for task in late:
+                task.cancel()
+        for channel in self._channels.values():
+            await channel.close()
+        self._channels.clear()
+
+    async def perform(self, call: RpcCall, timeout_s: float) -> Returned | Status:
+        """Make a gRPC call."""
+        if not call.address:
+            detail = f"worker {call.worker.id} announces no address for {call.method}"
+            return Status("UNAVAILABLE", detail, sent=False)
+        key = (call.worker, call.address)
+        channel = self._channels.get(key)
+        if channel is None:
+            channel = self._channels[key] = _Channel(call.address)
+        return await channel.call(call, timeout_s)
+
+    async def _make(self, after: After) -> None:
+        outcome: Outcome | None = None
+        for call in after.calls:
+            if isinstance(call, RpcCall):
+                outcome = await self.perform(call, call.timeout_s)
+            else:
+                outcome = await self._ask(call)
+        if after.then is not None and outcome is not None:
+            after.then(outcome)
+
+    async def _ask(self, call: HttpCall) -> Outcome:
+        told: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        with Lease(call.worker):
+            deadline = self._deadlines.now() + call.timeout_s
+            calling = _Http(self._pool, call, deadline, told.set_result)
+            try:
+                return await told
+            except asyncio.CancelledError:
+                calling.cancel()
+                raise
+
+
+class _Channel:
+    """A gRPC channel to one address of one worker."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = grpc.aio.insecure_channel(
+            address,
+            (
+                ("grpc.min_reconnect_backoff_ms", CONNECT_MS),  # also bounds the first attempt
+                ("grpc.max_reconnect_backoff_ms", CONNECT_MS),
+                ("grpc.initial_reconnect_backoff_ms", 100),
+                ("grpc.client_idle_timeout_ms", IDLE_MS),
+                ("grpc.enable_http_proxy", 0),  # a proxy to the outside does not lead to engines
+            ),
+        )
+        self._served = False
+
+    async def call(self, call: RpcCall, timeout_s: float) -> Returned | Status:
+        served = self._served
+        method = self._channel.unary_unary(call.method)
+        try:
+            message = await method(call.message, timeout=timeout_s, metadata=call.metadata)
+        except grpc.aio.AioRpcError as error:
+            code, detail = error.code().name, error.details() or ""
+            metadata = dict(error.trailing_metadata() or ())
+            leg = str(metadata.get("x-tl-failed-leg", ""))
+            sent = code != "UNAVAILABLE" or not any(words in detail for words in NEVER_SENT)
+            stale = served and code == "UNAVAILABLE" and sent and not leg
+            # The next one is on a new connection, and is judged by that.
+            self._served = self._served and code != "UNAVAILABLE"
+            return Status(code, detail, sent, stale, leg)
+        except grpc.aio.UsageError as error:  # The channel was closed: the worker has left.
+            return Status("UNAVAILABLE", str(error), sent=False)
+        self._served = True
+        return Returned(message)
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+class _Rpc:
+    """A gRPC call that a story waits for."""
+
+    def __init__(
+        self, calls: Calls, call: RpcCall, timeout_s: float, done: Callable[[Outcome], None]
+    ) -> None:
+        self._calls = calls
+        self._done = done
+        self._task = asyncio.get_running_loop().create_task(calls.perform(call, timeout_s))
+        self._task.add_done_callback(self._over)
+
+    def cancel(self) -> None:
+        self._task.remove_done_callback(self._over)
+        self._task.cancel()
+
+    def _over(self, task: "asyncio.Task[Returned | Status]") -> None:
+        if task.cancelled():
+            self._done(Status("CANCELLED", "the worker left"))
+        else:
+            self._done(task.result())
+
+
+class _Http:
+    """An HTTP call: the judge of its own connection."""
+
+    def __init__(
+        self, pool: Pool, call: HttpCall, deadline: float, done: Callable[[Outcome], None]
+    ) -> None:
+        self.deadline = deadline
+        self.hold = WHOLE
+        self._done = done
+        self._lane: Lane = pool.lane(call.worker)
+        self._upstream: Upstream | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._body = call.body
+        self._head = b"%b%d\r\ncontent-type: application/json\r\n%b\r\n" % (
+            self._lane.opening(call.path),
+            len(call.body),
+            call.headers,
+        )
+        upstream = self._lane.take()
+        if upstream is None:
+            self._connecting = self._lane.connect(self)
+        else:
+            self._upstream = upstream
+            upstream.ask(self, self._head, self._body)
+
+    def cancel(self) -> None:
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._upstream is not None:
+            self._upstream.abort()
+        self._connecting = self._upstream = None
+
+    def connected(self, upstream: Upstream) -> None:
+        self._connecting = None
+        self._upstream = upstream
+        upstream.ask(self, self._head, self._body)
+
+    def unreachable(self, lost: Lost) -> None:
+        self._connecting = None
+        self._done(lost)
+
+    def answered(self, answer: Answer) -> None:
+        upstream, self._upstream = self._upstream, None
+        if not answer.complete:
+            assert upstream is not None
+            upstream.abort()
+        self._done(answer)
+
+    def lost(self, lost: Lost) -> None:
+        self._upstream = None
+        self._done(lost)
+
+    def stale(self) -> None:
+        self._upstream = None
+        self._connecting = self._lane.connect(self)

@@ -1,0 +1,34 @@
+"""A call to a worker beside the request itself, as a value: what to tokenize, prefill, release or ask.
+
+Who makes one (`pointsman.dialect`) does no I/O, and who performs it (`pointsman.net.calls`) does not know what it says.
+"""
+
+from msgspec import Struct
+
+from pointsman.domain.worker import Worker
+
+__all__ = ["HttpCall", "RpcCall"]
+
+
+class HttpCall(Struct, frozen=True, eq=False, gc=False):
+    """POST a JSON body to a path of a worker, and take the whole answer. `headers` are whole header lines."""
+
+    worker: Worker
+    path: bytes
+    body: bytes
+    timeout_s: float
+    headers: bytes = b""
+
+
+class RpcCall(Struct, frozen=True, eq=False, gc=False):
+    """Call a unary gRPC method of a worker: `method` is `/package.Service/Method`, `message` the encoded request.
+
+    `address` is host:port; it is one of the worker's, who may leave before the call is over.
+    """
+
+    worker: Worker
+    address: str
+    method: str
+    message: bytes
+    timeout_s: float
+    metadata: tuple[tuple[str, str], ...] = ()
