@@ -382,7 +382,7 @@ ADDRESS = "expected host:port, :port or [IPv6]:port"
         ),
         (
             WORKER + 'role = "decode"',
-            'gateway.workers[0].url = "http://a:1": a decode worker needs `kv_address` as well',
+            'gateway.workers[0].url = "http://h:8000": a decode worker needs `kv_address` as well',
         ),
         # routes
         (CHAT + CHAT, "gateway.routes[1].model: 'chat' is already the name of routes[0].model"),
