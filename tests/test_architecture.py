@@ -91,11 +91,12 @@ LAYERS: dict[str, set[str]] = {
         ),
     },
     "remote": {"domain", "errors", "httpx", "msgspec", "rich"},
+    "sweep": {"domain", "errors", "wire", "httpx", "matplotlib", "msgspec", "rich"},
     "demo": {"app", "config", "domain", "flow", "observe", "trial", "rich", "uvloop"},
     "trial": {"rich"},
     "testing": {
-        *("app", "config", "control", "domain", "errors", "flow", "parts", "wire"),
-        *("jsonschema_rs", "msgspec", "trustme"),
+        *("app", "config", "control", "domain", "errors", "flow", "parts", "proto", "wire"),
+        *("gguf", "grpc", "jsonschema_rs", "msgspec", "numpy", "trustme", "typer"),
     },
 }
 """What each part may import besides itself and the standard library: parts of the package, and distributions."""

@@ -6,10 +6,10 @@ import pytest
 
 pytest.importorskip("gguf")
 
-import numpy as np  # noqa: E402
-from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, quants  # noqa: E402
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, quants
 
-from pointsman.testing.coarsen import coarsen, coarsened  # noqa: E402
+from pointsman.testing.coarsen import coarsen, coarsened
 
 Q4_1 = GGMLQuantizationType.Q4_1
 
