@@ -17,7 +17,15 @@ import msgspec
 from pointsman.domain.request import InferenceRequest
 from pointsman.errors import BadRequest
 
-__all__ = ["members", "parse_request", "readable", "says_model_once", "with_fields", "with_model"]
+__all__ = [
+    "elements",
+    "members",
+    "parse_request",
+    "readable",
+    "says_model_once",
+    "with_fields",
+    "with_model",
+]
 
 Decoded = TypeVar("Decoded")
 
@@ -33,6 +41,7 @@ STRING_MEMBER = re.compile(rb'"model"\s*+:\s*+(' + STRING + rb")", re.DOTALL)
 MEMBER = re.compile(
     rb"\s*+(" + STRING + rb")\s*+:\s*+(?:(" + STRING + rb'|[^\s"{}\[\],]++)|([{\[]))', re.DOTALL
 )
+ELEMENT = re.compile(rb"\s*+(" + STRING + rb'|[^\s"{}\[\],]++)|\s*+([{\[])', re.DOTALL)
 BRACKET = re.compile(rb'[^"{}\[\]]*+(?:' + STRING + rb'[^"{}\[\]]*+)*+([{}\[\]])', re.DOTALL)
 
 LONE = rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
@@ -156,6 +165,22 @@ def members(body: bytes) -> Iterator[tuple[str, int, int]]:
         yield _name(member[1]), member.start(member.lastindex or 0), end
         comma = body.find(b",", end)
         member = MEMBER.match(body, comma + 1) if comma >= 0 else None
+
+
+def elements(body: bytes) -> Iterator[tuple[int, int]]:
+    """Yield (start, end) of every element of a valid JSON array.
+
+    >>> [b'[1, {"a": [2]} ,"]"]'[i:j] for i, j in elements(b'[1, {"a": [2]} ,"]"]')]
+    [b'1', b'{"a": [2]}', b'"]"']
+    """
+    element = ELEMENT.match(body, body.index(b"[") + 1)
+    while element is not None:
+        end = element.end()
+        if element[2]:
+            end = _closing(body, end)
+        yield element.start(element.lastindex or 0), end
+        comma = body.find(b",", end)
+        element = ELEMENT.match(body, comma + 1) if comma >= 0 else None
 
 
 def readable(decode: Callable[[bytes], Decoded], body: bytes) -> Decoded:
