@@ -284,7 +284,7 @@ class Model:
         self._vocab = library.llama_model_get_vocab(self.handle)
         self.n_vocab: int = library.llama_vocab_n_tokens(self._vocab)
         self.n_ctx_train: int = library.llama_model_n_ctx_train(self.handle)
-        self.n_head_kv: int = library.llama_model_n_head_kv(self.handle)
+        self.kv_heads: int = library.llama_model_n_head_kv(self.handle)
         self.kv_heads: int = library.llama_model_n_head_kv(self.handle)
         template = library.llama_model_chat_template(self.handle, None)
         self.chat_template: str | None = template.decode() if template else None
