@@ -3,9 +3,7 @@
 import asyncio
 import ctypes
 import json
-import os
 import queue
-import re
 import signal
 import socket
 import subprocess
@@ -20,10 +18,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from rich.console import Console
 
 from pointsman.engine import llama
-from pointsman.engine.weights import FetchFailed, cache_folder, default_weights
 
 pytest.importorskip("xllamacpp", reason="needs the [engine] extra: pip install 'pointsman[engine]'")
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -32,55 +28,13 @@ HELLO: Any = [{"role": "user", "content": "Write one sentence about rivers."}]
 
 
 @pytest.fixture(scope="module")
-def weights() -> Path:
-    try:
-        return default_weights(cache_folder(os.environ), Console(stderr=True))
-    except FetchFailed as error:
-        pytest.skip(str(error))
-
-
-class Process:
-    """`pointsman engine` on a free port."""
-
-    def __init__(self, weights: Path, *options: str) -> None:
-        command = [sys.executable, "-m", "pointsman.engine", "--listen", "127.0.0.1:0"]
-        command += ["--model", str(weights), "--served-model", "smollm2", *options]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        self.line = self.process.stdout.readline()
-        found = re.fullmatch(r"engine (\S+) serves smollm2 on (127\.0\.0\.1:\d+)\n", self.line)
-        assert found, self.line
-        self.worker_id, self.address = found[1], found[2]
-        self.url = f"http://{self.address}"
-
-    def stop(self) -> int:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-        assert self.process.stdout is not None
-        try:
-            return self.process.wait(20)
-        finally:
-            self.process.kill()
-            self.process.stdout.close()
-
-    def post(self, path: str, **body: Any) -> dict[str, Any]:
-        answer = httpx.post(self.url + path, json={"model": "smollm2", **body}, timeout=120)
-        assert answer.status_code == 200, answer.text
-        result: dict[str, Any] = answer.json()
-        return result
-
-    def running(self) -> int:
-        return int(httpx.get(self.url + "/health").json()["running"])
-
-
-@pytest.fixture(scope="module")
-def engine(weights: Path) -> Iterator[Process]:
-    process = Process(weights, "--context", "4096", "--parallel", "8")
+def engine(launch: Any) -> Iterator[Any]:
+    process = launch("--context", "4096", "--parallel", "8")
     yield process
     assert process.stop() == 0
 
 
-def tokens(engine: Process, prompt: str, seed: int, count: int = 24) -> list[tuple[str, float]]:
+def tokens(engine: Any, prompt: str, seed: int, count: int = 24) -> list[tuple[str, float]]:
     """Tokens with their log-probabilities: equal only where the logits are equal to the last bit."""
     answer = engine.post(
         "/v1/completions", prompt=prompt, seed=seed, max_tokens=count, temperature=0.9, logprobs=0
@@ -93,7 +47,7 @@ PROMPTS = [f"{n} brothers went to sea. " + "They sailed and sailed. " * n for n 
 
 
 def test_equal_seeds_give_bit_equal_answers_alone_among_others_and_from_the_cache(
-    engine: Process,
+    engine: Any,
 ) -> None:
     alone = [tokens(engine, prompt, seed) for seed, prompt in enumerate(PROMPTS)]
     with ThreadPoolExecutor(len(PROMPTS)) as pool:
@@ -169,7 +123,7 @@ def test_a_batch_over_its_size_and_a_gap_in_positions_are_errors(weights: Path) 
             context.decode([llama.Row(0, 5, 1, False)])
 
 
-def test_streamed_and_whole_answers_are_equal(engine: Process) -> None:
+def test_streamed_and_whole_answers_are_equal(engine: Any) -> None:
     body = {"messages": HELLO, "seed": 11, "max_tokens": 32}
     whole = engine.post("/v1/chat/completions", **body)["choices"][0]
     response = httpx.post(
@@ -185,7 +139,7 @@ def test_streamed_and_whole_answers_are_equal(engine: Process) -> None:
     assert chunks[-1]["choices"][0]["finish_reason"] == whole["finish_reason"]
 
 
-def test_the_model_knows_the_capital_of_france(engine: Process) -> None:
+def test_the_model_knows_the_capital_of_france(engine: Any) -> None:
     messages = [
         {"role": "system", "content": "You are a helpful assistant."},
         {"role": "user", "content": "What is the capital of France?"},
@@ -199,7 +153,7 @@ def test_the_model_knows_the_capital_of_france(engine: Process) -> None:
     assert asked["choices"][0]["text"] == "The capital of France is Paris."
 
 
-def test_stop_and_a_repeated_prompt(engine: Process) -> None:
+def test_stop_and_a_repeated_prompt(engine: Any) -> None:
     body: dict[str, Any] = {
         "prompt": "Count: one, two, three, four, " * 6,
         "temperature": 0,
@@ -213,7 +167,7 @@ def test_stop_and_a_repeated_prompt(engine: Process) -> None:
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 32
 
 
-def test_closing_the_connection_frees_the_slot_within_a_second(engine: Process) -> None:
+def test_closing_the_connection_frees_the_slot_within_a_second(engine: Any) -> None:
     # With the template's own system prompt the model goes round in circles until the context is full.
     question = [{"role": "user", "content": "What is the capital of France?"}]
     body = {"model": "smollm2", "messages": question, "stream": True, "temperature": 0}
@@ -229,7 +183,7 @@ def test_closing_the_connection_frees_the_slot_within_a_second(engine: Process) 
         assert time.monotonic() < deadline
 
 
-def test_the_openai_sdk_talks_to_the_real_engine(engine: Process) -> None:
+def test_the_openai_sdk_talks_to_the_real_engine(engine: Any) -> None:
     async def main() -> None:
         async with openai.AsyncOpenAI(
             base_url=engine.url + "/v1", api_key="-", max_retries=0
@@ -266,8 +220,8 @@ def test_the_openai_sdk_talks_to_the_real_engine(engine: Process) -> None:
     asyncio.run(main())
 
 
-def test_sigterm_lets_a_running_answer_end_refuses_new_ones_and_exits_0(weights: Path) -> None:
-    engine = Process(weights, "--context", "2048", "--parallel", "2")
+def test_sigterm_lets_a_running_answer_end_refuses_new_ones_and_exits_0(launch: Any) -> None:
+    engine = launch("--context", "2048", "--parallel", "2")
     said: queue.Queue[str | None] = queue.Queue()
 
     def listen() -> None:
@@ -295,8 +249,8 @@ def test_sigterm_lets_a_running_answer_end_refuses_new_ones_and_exits_0(weights:
     assert engine.stop() == 0
 
 
-def test_the_drain_deadline_ends_what_does_not_end_itself(weights: Path) -> None:
-    engine = Process(weights, "--drain-deadline", "0")
+def test_the_drain_deadline_ends_what_does_not_end_itself(launch: Any) -> None:
+    engine = launch("--drain-deadline", "0")
     body = {
         "model": "smollm2",
         "prompt": "Once",
@@ -327,5 +281,5 @@ def test_a_port_that_is_taken_and_a_model_that_is_missing_exit_2(tmp_path: Path)
     assert (code, "cannot load" in message) == (2, True)
     code, message = start("--listen", "nowhere")
     assert (code, "host:port" in message) == (2, True)
-    code, message = start("--listen", "127.0.0.1:0", "--role", "decode")
-    assert (code, "unified" in message) == (2, True)
+    code, message = start("--listen", "127.0.0.1:0", "--role", "king")
+    assert (code, "unified, prefill, decode" in message) == (2, True)

@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     import uvicorn
     from starlette.applications import Starlette
 
+    from pointsman.engine.control import EngineControl
+    from pointsman.engine.kv.state import Layout
     from pointsman.engine.scheduler import Scheduler
-    from pointsman.proto import control_pb2
+    from pointsman.engine.served import Served
 
 __all__ = ["EngineOptions", "engine", "run"]
 
@@ -40,7 +42,10 @@ _MISSING = "pointsman engine needs the engine extra: pip install 'pointsman[engi
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """How to run a worker. Addresses are host:port, `context` counts tokens over all sequences."""
+    """How to run a worker. Addresses are host:port, `context` counts tokens over all sequences.
+
+    None for `grpc_listen` and `kv_listen`: a free port beside `listen`; for `kv_blocks`: as many as the cache has.
+    """
 
     model: Path | None = None
     served_model: str | None = None
@@ -49,6 +54,10 @@ class EngineOptions:
     registry: str | None = None
     worker_id: str | None = None
     role: str = "unified"
+    grpc_listen: str | None = None
+    kv_listen: str | None = None
+    kv_blocks: int | None = None
+    kv_hold_s: float = 120.0
     threads: int = 1
     context: int = 8192
     parallel: int = 8
@@ -79,7 +88,32 @@ def engine(
     worker_id: Annotated[
         str | None, typer.Option(help="The name to be known by. [default: engine-<port>]")
     ] = None,
-    role: Annotated[str, typer.Option(help="unified is the only role so far.")] = "unified",
+    role: Annotated[
+        str,
+        typer.Option(
+            help="unified; prefill computes prompts for others; decode goes on from computed prompts, too."
+        ),
+    ] = "unified",
+    grpc_listen: Annotated[
+        str | None,
+        typer.Option(help="host:port of EngineControl. [default: a free port beside --listen]"),
+    ] = None,
+    kv_listen: Annotated[
+        str | None,
+        typer.Option(
+            help="host:port of KvTransferService; role decode only. [default: a free port beside --listen]"
+        ),
+    ] = None,
+    kv_blocks: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Blocks of 16 tokens to take from others. [default: as many as --context has]",
+        ),
+    ] = None,
+    kv_hold: Annotated[
+        float, typer.Option(min=0, help="Seconds that pushed blocks are held for who resumes them.")
+    ] = 120.0,
     threads: Annotated[int, typer.Option(min=1, help="Threads of llama.cpp.")] = 1,
     context: Annotated[
         int, typer.Option(min=64, help="Tokens of KV cache in all, shared out over --parallel.")
@@ -102,6 +136,10 @@ def engine(
         registry=registry,
         worker_id=worker_id,
         role=role,
+        grpc_listen=grpc_listen,
+        kv_listen=kv_listen,
+        kv_blocks=kv_blocks,
+        kv_hold_s=kv_hold,
         threads=threads,
         context=context,
         parallel=parallel,
@@ -139,58 +177,55 @@ def run(options: EngineOptions) -> int:
 
 
 async def _serve(options: EngineOptions) -> int:
-    from rich.console import Console
-
     from pointsman.engine.heartbeat import Heartbeat
     from pointsman.engine.http import engine_app
-    from pointsman.engine.llama import Context, Model, load_library
-    from pointsman.engine.scheduler import Scheduler
-    from pointsman.engine.served import Served
-    from pointsman.engine.weights import DEFAULT_MODEL, cache_folder, default_weights
+    from pointsman.engine.roles import ROLES, serve_role, status_of
 
-    if options.role != "unified":
-        raise ValueError(f"the role {options.role!r} is not supported; unified is")
-    name = options.served_model or (options.model.stem if options.model else DEFAULT_MODEL)
-    with contextlib.ExitStack() as stack:
+    if options.role not in ROLES:
+        raise ValueError(f"the role {options.role!r} is not supported; {', '.join(ROLES)} are")
+    async with contextlib.AsyncExitStack() as stack:
         listener = stack.enter_context(_listener(options.listen))
-        path = options.model or default_weights(cache_folder(os.environ), Console(stderr=True))
-        model = stack.enter_context(Model(load_library(), path))
-        each = options.context // options.parallel
-        context = stack.enter_context(
-            Context(model, context=each, sequences=options.parallel, threads=options.threads)
-        )
-        scheduler = Scheduler(
-            context,
-            model,
-            slots=options.parallel,
-            # llama.cpp rounds the size of its cache up; what was asked for is what is served.
-            context=min(each, context.n_ctx_seq),
-            now=time.monotonic,
-            queue_capacity=options.queue_capacity,
-            queue_deadline=options.queue_deadline_s,
-        )
-        address = options.advertise or _address(listener)
-        worker_id = options.worker_id or f"engine-{listener.getsockname()[1]}"
-        server = _server(engine_app(Served(name, model, scheduler)))
+        served, layout = _load(options, stack)
+        server = _server(engine_app(served))
+        heartbeats: list[Heartbeat] = []
+
+        def beat_soon() -> None:
+            for heartbeat in heartbeats:
+                heartbeat.soon()
 
         def on_failure() -> None:
             server.should_exit = True
 
-        failed = stack.enter_context(_computing(scheduler, on_failure))
+        failed = stack.enter_context(_computing(served.scheduler, on_failure))
+        beside = _beside(listener)
+        ports = await stack.enter_async_context(
+            serve_role(
+                served,
+                role=options.role,
+                layout=layout,
+                grpc_listen=options.grpc_listen or beside,
+                kv_listen=options.kv_listen or beside,
+                on_drain=beat_soon,
+            )
+        )
+        address = options.advertise or _address(listener)
+        worker_id = options.worker_id or f"engine-{listener.getsockname()[1]}"
+        if options.advertise is not None:
+            ports = ports.at(options.advertise.rpartition(":")[0])
         async with asyncio.TaskGroup() as tasks:
-            heartbeat: Heartbeat | None = None
             background = []
             if options.registry is not None:
                 status = functools.partial(
-                    _status, scheduler, worker_id=worker_id, address=address, name=name
+                    status_of, served, ports, worker_id=worker_id, address=address
                 )
-                heartbeat = Heartbeat(options.registry, status, on_drain=scheduler.drain)
+                heartbeat = Heartbeat(options.registry, status, on_drain=served.scheduler.drain)
+                heartbeats.append(heartbeat)
                 background.append(tasks.create_task(heartbeat.run()))
-            beat_soon = heartbeat.soon if heartbeat else lambda: None
-            background.append(
-                tasks.create_task(_leave(server, scheduler, beat_soon, options.drain_deadline_s))
-            )
-            typer.echo(f"engine {worker_id} serves {name} on {address}")
+            leaving = _leave(server, ports.control, options.drain_deadline_s)
+            background.append(tasks.create_task(leaving))
+            typer.echo(f"engine {worker_id} serves {served.name} on {address}")
+            kv = f", KV on {ports.kv_address}" if ports.kv_address else ""
+            typer.echo(f"{options.role}: control on {ports.grpc_address}{kv}")
             sys.stdout.flush()
             await server.serve(sockets=[listener])
             for task in background:
@@ -198,46 +233,63 @@ async def _serve(options: EngineOptions) -> int:
     return 1 if failed.is_set() else 0
 
 
-async def _leave(
-    server: "uvicorn.Server", scheduler: "Scheduler", beat_soon: Callable[[], None], deadline: float
-) -> None:
+def _load(
+    options: EngineOptions, stack: contextlib.AsyncExitStack
+) -> "tuple[Served, Layout | None]":
+    """The model with its scheduler, and the layout of its KV states where the role hands them over."""
+    from rich.console import Console
+
+    from pointsman.engine.kv.pool import Pool
+    from pointsman.engine.kv.state import learn_layout
+    from pointsman.engine.llama import Context, Model, load_library
+    from pointsman.engine.resume import Handles
+    from pointsman.engine.scheduler import Scheduler
+    from pointsman.engine.served import Served
+    from pointsman.engine.weights import DEFAULT_MODEL, cache_folder, default_weights
+
+    name = options.served_model or (options.model.stem if options.model else DEFAULT_MODEL)
+    path = options.model or default_weights(cache_folder(os.environ), Console(stderr=True))
+    model = stack.enter_context(Model(load_library(), path))
+    each = options.context // options.parallel
+    context = stack.enter_context(
+        Context(model, context=each, sequences=options.parallel, threads=options.threads)
+    )
+    layout = None
+    if options.role != "unified":
+        layout = learn_layout(context, kv_heads=model.kv_heads)
+    scheduler = Scheduler(
+        context,
+        model,
+        slots=options.parallel,
+        # llama.cpp rounds the size of its cache up; what was asked for is what is served.
+        context=min(each, context.n_ctx_seq),
+        now=time.monotonic,
+        queue_capacity=options.queue_capacity,
+        queue_deadline=options.queue_deadline_s,
+    )
+    handles = None
+    if options.role == "decode" and layout is not None:
+        blocks = options.kv_blocks or scheduler.load.kv_total_blocks
+        handles = Handles(Pool(blocks, now=time.monotonic, hold_s=options.kv_hold_s), layout)
+    return Served(name, model, scheduler, handles), layout
+
+
+async def _leave(server: "uvicorn.Server", control: "EngineControl", deadline: float) -> None:
     """On the first signal drain for up to `deadline` seconds, then stop the server; on the second stop at once."""
     signals = asyncio.Semaphore(0)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.release)
     await signals.acquire()
-    scheduler.drain()
-    beat_soon()
-    idle = loop.run_in_executor(None, scheduler.wait_idle, deadline)
+    draining = loop.create_task(control.leave(deadline))
     again = loop.create_task(signals.acquire())
-    waits: set[asyncio.Future[Any]] = {idle, again}
+    waits: set[asyncio.Future[Any]] = {draining, again}
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     again.cancel()
-    if not scheduler.idle:
-        log.warning("the requests that still run are ended")
-    scheduler.abort("the worker is shutting down")
+    ended = 0 if draining.done() else await control.end("the worker is shutting down")
+    if ended := ended + await draining:
+        log.warning("%d requests that still ran were ended", ended)
     server.should_exit = True
-
-
-def _status(
-    scheduler: "Scheduler", *, worker_id: str, address: str, name: str
-) -> "control_pb2.WorkerStatus":
-    from pointsman.proto import control_pb2
-
-    load = scheduler.load
-    return control_pb2.WorkerStatus(
-        worker_id=worker_id,
-        http_address=address,
-        role="unified",
-        model=name,
-        kv_format=1,
-        queue_depth=load.queue_depth,
-        running=load.running,
-        kv_free_blocks=load.kv_free_blocks,
-        kv_total_blocks=load.kv_total_blocks,
-        draining=load.draining,
-    )
 
 
 @contextlib.contextmanager
@@ -299,3 +351,8 @@ def _listener(listen: str) -> socket.socket:
 def _address(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _beside(listener: socket.socket) -> str:
+    """Any free port of the host of `listener`."""
+    return _address(listener).rpartition(":")[0] + ":0"

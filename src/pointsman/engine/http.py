@@ -4,11 +4,15 @@ Requests are read by declaration (`ChatRequest`, `CompletionRequest`): a value o
 is a 400 that names it. What the engine cannot do (tools, `n` above 1, images) is refused, not ignored. An
 answer's head is sent when its request has left the queue, so a gateway can still take it elsewhere until then;
 a client that goes away stops its generation at the scheduler's next step, streamed or not.
+
+Three headers are for gateways: `X-Request-Id` is the name to cancel by, `X-TL-Priority` the place in the queue, and
+`X-TL-KV-Handle` what another worker has pushed here for this prompt. An answer that went on from there says so.
 """
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -20,12 +24,36 @@ from starlette.types import Receive, Scope, Send
 from pointsman.engine import scheduler as sched
 from pointsman.engine.answers import Answer, ChatShape, TextShape
 from pointsman.engine.bodies import ChatRequest, CompletionRequest, Generate, TokenizeRequest, read
-from pointsman.engine.refusals import EngineError, json_response
+from pointsman.engine.kv.pool import Held
+from pointsman.engine.refusals import EngineError, bad, json_response, unknown_handle
 from pointsman.engine.served import Served
 
 __all__ = ["engine_app"]
 
 DEFAULT_COMPLETION_TOKENS = 16
+PRIORITIES = range(-100, 101)
+
+
+class _Told(NamedTuple):
+    """What a gateway says in headers. `held`: the KV blocks of the prompt, claimed for this request."""
+
+    request_id: str
+    priority: int
+    held: Held | None
+
+
+def _told(request: Request, served: Served) -> _Told:
+    headers = request.headers
+    held = None
+    # First of all: whatever is wrong with the rest, what was handed over is not held any longer.
+    if (handle := headers.get("x-tl-kv-handle")) is not None:
+        if served.handles is None:
+            raise unknown_handle()
+        held = served.handles.claim(handle)
+    said = headers.get("x-tl-priority", "0")
+    if not re.fullmatch(r"[+-]?[0-9]{1,3}", said) or int(said) not in PRIORITIES:
+        raise bad("X-TL-Priority is no integer of -100 to 100", "X-TL-Priority")
+    return _Told(headers.get("x-request-id", ""), int(said), held)
 
 
 class _EventStream(Response):
@@ -33,8 +61,8 @@ class _EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes]) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache"})
+    def __init__(self, events: AsyncIterator[bytes], headers: dict[str, str]) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", **headers})
         del self.headers["content-length"]
         self._events = events
 
@@ -46,10 +74,13 @@ class _EventStream(Response):
 
 
 class _Answering:
-    """An ASGI response that computes an answer for as long as its client listens."""
+    """An ASGI response that computes an answer for as long as its client listens. `headers` are those of success."""
 
-    def __init__(self, answer: Answer, *, stream: bool, include_usage: bool) -> None:
+    def __init__(
+        self, answer: Answer, headers: dict[str, str], *, stream: bool, include_usage: bool
+    ) -> None:
         self._answer = answer
+        self._headers = headers
         self._stream = stream
         self._include_usage = include_usage
 
@@ -64,9 +95,10 @@ class _Answering:
             await self._answer.start()
             response: Response
             if self._stream:
-                response = _EventStream(self._answer.stream(include_usage=self._include_usage))
+                events = self._answer.stream(include_usage=self._include_usage)
+                response = _EventStream(events, self._headers)
             else:
-                response = json_response(await self._answer.whole())
+                response = json_response(await self._answer.whole(), headers=self._headers)
         except EngineError as error:
             response = error.response()
         await response(scope, receive, send)
@@ -95,26 +127,29 @@ def engine_app(served: Served) -> Starlette:
     """The ASGI application that serves one model."""
 
     async def chat(request: Request) -> Any:
+        told = _told(request, served)
         body = await read(request, ChatRequest)
         served.require(body.model)
         body.refuse()
         prompt = await asyncio.to_thread(served.chat_tokens, body.messages)
         room = served.room(prompt, "messages")
         top = (body.top_logprobs or 0) if body.logprobs else 0
-        return _answering(
-            body, prompt, body.limit(room, room), top, ChatShape(served.model), bool(body.logprobs)
-        )
+        shape, wanted = ChatShape(served.model), bool(body.logprobs)
+        return await _answering(told, body, prompt, body.limit(room, room), top, shape, wanted)
 
     async def completions(request: Request) -> Any:
+        told = _told(request, served)
         body = await read(request, CompletionRequest)
         served.require(body.model)
         body.refuse()
         prompt = await asyncio.to_thread(served.text_tokens, body.prompt)
         limit = body.limit(served.room(prompt, "prompt"), DEFAULT_COMPLETION_TOKENS)
         wanted = body.logprobs is not None
-        return _answering(body, prompt, limit, body.logprobs or 0, TextShape(served.model), wanted)
+        top, shape = body.logprobs or 0, TextShape(served.model)
+        return await _answering(told, body, prompt, limit, top, shape, wanted)
 
-    def _answering(
+    async def _answering(
+        told: _Told,
         body: Generate,
         prompt: list[int],
         limit: int,
@@ -122,10 +157,22 @@ def engine_app(served: Served) -> Starlette:
         shape: ChatShape | TextShape,
         logprobs: bool,
     ) -> _Answering:
-        request = sched.Request(prompt, body.sampling(top_logprobs), limit, body.stops())
+        state, headers = None, {}
+        if told.held is not None and served.handles is not None:
+            state = await asyncio.to_thread(served.handles.state, told.held, prompt)
+            headers["X-TL-KV-Tokens"] = str(told.held.n_tokens)
+        request = sched.Request(
+            prompt,
+            body.sampling(top_logprobs),
+            limit,
+            body.stops(),
+            id=told.request_id,
+            priority=told.priority,
+            resume=state,
+        )
         usage = bool(body.stream_options and body.stream_options.include_usage)
         answer = Answer(served, request, shape, logprobs=logprobs)
-        return _Answering(answer, stream=bool(body.stream), include_usage=usage)
+        return _Answering(answer, headers, stream=bool(body.stream), include_usage=usage)
 
     async def tokenize(request: Request) -> Response:
         body = await read(request, TokenizeRequest)
@@ -158,9 +205,15 @@ def engine_app(served: Served) -> Starlette:
         return json_response(card())
 
     async def health(request: Request) -> Response:
-        load = served.scheduler.load
+        load = served.load
+        held = {}
+        if served.handles is not None:
+            pool = served.handles.pool
+            held = {"kv_handles": len(pool.handles), "kv_held_blocks": pool.held_blocks}
         status = "draining" if load.draining else "ok"
-        return json_response({"status": status, **load._asdict()}, 503 if load.draining else 200)
+        return json_response(
+            {"status": status, **load._asdict(), **held}, 503 if load.draining else 200
+        )
 
     async def on_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, EngineError)

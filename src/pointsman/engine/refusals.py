@@ -5,7 +5,15 @@ from starlette.responses import Response
 
 from pointsman.engine import scheduler as sched
 
-__all__ = ["EngineError", "bad", "failure", "json_response", "no_capacity", "overloaded"]
+__all__ = [
+    "EngineError",
+    "bad",
+    "failure",
+    "json_response",
+    "no_capacity",
+    "overloaded",
+    "unknown_handle",
+]
 
 
 class EngineError(Exception):
@@ -47,6 +55,11 @@ def no_capacity(message: str) -> EngineError:
     return EngineError(503, message, type="server_error", code="no_capacity", retry_after=1)
 
 
+def unknown_handle() -> EngineError:
+    """A 404: never pushed here, or claimed, released or expired."""
+    return EngineError(404, "the KV handle is not known here", code="kv_handle_not_found")
+
+
 def json_response(
     value: object, status: int = 200, headers: dict[str, str] | None = None
 ) -> Response:
@@ -60,4 +73,6 @@ def failure(event: sched.Failed) -> EngineError:
         return overloaded(event.message)
     if event.reason == "draining":
         return no_capacity(event.message)
+    if event.reason == "cancelled":
+        return EngineError(499, event.message, code="request_cancelled")
     return EngineError(500, event.message, type="server_error", code="internal_error")

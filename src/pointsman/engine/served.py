@@ -8,6 +8,7 @@ from pointsman.engine import scheduler as sched
 from pointsman.engine.bodies import Message
 from pointsman.engine.chat import CHATML, ChatTemplate, TemplateRefused
 from pointsman.engine.refusals import EngineError, bad
+from pointsman.engine.resume import Handles
 
 __all__ = ["Language", "Served", "text_of"]
 
@@ -30,18 +31,32 @@ class Language(sched.Vocabulary, Protocol):
 
 
 class Served:
-    """A model under its public name, with the scheduler that runs it."""
+    """A model under its public name, with the scheduler that runs it, and what was handed over to a decode worker."""
 
-    def __init__(self, name: str, model: Language, scheduler: sched.Scheduler) -> None:
+    def __init__(
+        self,
+        name: str,
+        model: Language,
+        scheduler: sched.Scheduler,
+        handles: Handles | None = None,
+    ) -> None:
         self.name = name
         self.model = model
         self.scheduler = scheduler
+        self.handles = handles
         self.created = int(time.time())
         self._template = ChatTemplate(
             model.chat_template or CHATML,
             bos_token=text_of(model.piece(model.bos, special=True)) if model.bos >= 0 else "",
             eos_token=text_of(model.piece(model.eos, special=True)) if model.eos >= 0 else "",
         )
+
+    @property
+    def load(self) -> sched.Load:
+        """The figures of this moment; blocks that handles hold are not free."""
+        load = self.scheduler.load
+        held = self.handles.pool.held_blocks if self.handles else 0
+        return load._replace(kv_free_blocks=max(load.kv_free_blocks - held, 0))
 
     def require(self, model: str | None) -> None:
         """Raise 404 for a model that is not this one."""
