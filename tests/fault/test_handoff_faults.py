@@ -1,0 +1,760 @@
+"""What fails at which stage of a hand-off, and what becomes of it: over real sockets, with a strict account.
+
+`fleet` checks the law after each of these tests: nothing is held by the decode workers, nothing is in flight, each
+handle was generated from to its end or released once, and none was ever used by two attempts.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from pointsman.testing.client import Client, Response, post
+from pointsman.testing.gateways import counted
+from pointsman.testing.handoffs import (
+    CHAT,
+    CLOSE,
+    DIE,
+    HANG,
+    MAX_CONTEXT,
+    RESET,
+    TEXT,
+    FakePrefill,
+    Fault,
+    Fleet,
+    Say,
+    Status,
+    fleet,
+    ids_of,
+    sampling_of,
+    text_of,
+    words_of,
+)
+from pointsman.wire.sse import ERROR_EVENT
+
+pytestmark = pytest.mark.anyio
+
+PLAIN: dict[str, Any] = {
+    "model": "m",
+    "messages": [{"role": "user", "content": "hello there"}],
+    "seed": 7,
+    "max_tokens": 20,
+}
+STREAM = PLAIN | {"stream": True}
+BOTH = pytest.mark.parametrize("body", [PLAIN, STREAM], ids=["plain", "stream"])
+
+REFUSAL = {
+    "error": {
+        "message": "too long",
+        "type": "invalid_request_error",
+        "param": "messages",
+        "code": "context",
+    }
+}
+
+CODES = (
+    *("CANCELLED", "UNKNOWN", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS"),
+    *("PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE"),
+    *("UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED"),
+)
+"""Every status of gRPC but OK, and INVALID_ARGUMENT, by which a prefill worker says that the client is wrong."""
+
+Arrange = Callable[[Fleet], Awaitable[None]]
+
+
+def at(who: str, stage: str, fault: Fault) -> Arrange:
+    """Let the first worker of a role fail at a stage, the first time."""
+
+    async def arrange(it: Fleet) -> None:
+        worker = it.prefill if who == "p" else it.decode
+        worker.fail(stage, fault)
+
+    return arrange
+
+
+async def no_tokenizer(it: Fleet) -> None:
+    await it.prefill.http.stop()
+
+
+async def no_control(it: Fleet) -> None:
+    it.prefill.gate.shut()
+
+
+async def no_kv(it: Fleet) -> None:
+    it.decode.gate.shut()
+
+
+async def no_http(it: Fleet) -> None:
+    await it.decode.http.stop()
+
+
+P_FAILS: dict[str, Arrange] = {
+    "tokenize refused": no_tokenizer,
+    **{
+        f"{stage}: {fault.name}": at("p", stage, fault)
+        for stage in ("tokenizing", "tokenized")
+        for fault in (RESET, CLOSE, DIE)
+    },
+    **{
+        f"tokenize answers {status}": at("p", "tokenizing", Say(status, REFUSAL))
+        for status in (401, 404, 500, 502)
+    },
+    "tokenize answers 503": at("p", "tokenizing", Say(503, REFUSAL)),
+    "tokenize answers nonsense": at("p", "tokenizing", Say(200, {"ids": "many"})),
+    "tokenize answers no token": at("p", "tokenizing", Say(200, {"ids": []})),
+    "control refused": no_control,
+    **{
+        f"{stage}: {fault.name}": at("p", stage, fault)
+        for stage in ("prefilling", "pushing", "pushed")
+        for fault in (RESET, DIE)
+    },
+    **{f"prefilling: {code}": at("p", "prefilling", Status(code)) for code in CODES},
+    **{
+        f"{stage}: {code}": at("p", stage, Status(code))
+        for stage in ("pushing", "pushed")
+        for code in ("INTERNAL", "UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED")
+    },
+}
+"""What is laid to the prefill worker."""
+
+D_FAILS_THE_PUSH: dict[str, Arrange] = {
+    "prefill says that it is decode": at("p", "prefilling", Status("UNAVAILABLE", leg="decode")),
+    "kv refused": no_kv,
+    **{
+        f"{stage}: {fault.name}": at("d", stage, fault)
+        for stage in ("receiving", "received")
+        for fault in (RESET, DIE)
+    },
+    **{
+        f"{stage}: {code}": at("d", stage, Status(code))
+        for stage in ("receiving", "received")
+        for code in ("RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "DATA_LOSS", "INTERNAL")
+    },
+}
+
+D_FAILS: dict[str, Arrange] = {
+    "refused": no_http,
+    **{
+        f"{stage}: {fault.name}": at("d", stage, fault)
+        for stage in ("asked", "claimed", "head")
+        for fault in (RESET, CLOSE, DIE)
+    },
+    **{
+        f"{stage}: {status}": at("d", stage, Say(status, REFUSAL))
+        for stage in ("asked", "claimed")
+        for status in (429, 503)
+    },
+    "handle unknown": at("d", "asked", Say(404, {"error": {"code": "kv_handle_not_found"}})),
+    "not this prompt": at("d", "asked", Say(409, {"error": {"code": "kv_handle_mismatch"}})),
+}
+"""What the decode worker does with the request itself, before a byte of the body has left."""
+
+D_FAILS_LATER: dict[str, Arrange] = {
+    f"{stage}: {fault.name}": at("d", stage, fault)
+    for stage in ("begun", "middle")
+    for fault in (RESET, CLOSE, DIE)
+}
+
+BEFORE_THE_COMMIT = {
+    **{f"p, {name}": arrange for name, arrange in P_FAILS.items()},
+    **{f"d, push, {name}": arrange for name, arrange in D_FAILS_THE_PUSH.items()},
+    **{f"d, {name}": arrange for name, arrange in D_FAILS.items()},
+}
+
+
+def expected(body: dict[str, Any], path: str = CHAT) -> str:
+    """Return what a unified engine says to a body."""
+    prompt = body.get("prompt", "")
+    ids = prompt if isinstance(prompt, list) else ids_of(prompt, body.get("messages"))
+    return "".join(words_of(ids, sampling_of(path, body, len(ids))))
+
+
+def refused(response: Response, status: int = 503, code: str | None = "no_capacity") -> None:
+    """Check that an answer is one clean error."""
+    assert (response.status, response.complete) == (status, True)
+    assert response.error["code"] == code, response.error
+
+
+def leased(it: Fleet) -> dict[str, int]:
+    return {each.id: each.in_flight for each in it.gateway.registry.snapshot() if each.in_flight}
+
+
+async def another_answers(it: Fleet, body: dict[str, Any]) -> None:
+    """Check that the failure did not reach the client, and that its connection is as good as new."""
+    assert text_of(await it.client.ask(post(body))) == expected(body)
+    assert counted(it.gateway, "tl_gateway_failovers_total") == 1
+    assert text_of(await it.client.ask(post(body))) == expected(body)
+
+
+# One fails, another one of its kind takes over.
+
+
+@BOTH
+@pytest.mark.parametrize("failure", P_FAILS)
+async def test_another_prefill_worker_takes_over(failure: str, body: dict[str, Any]) -> None:
+    async with fleet(prefill=2) as it:
+        await P_FAILS[failure](it)
+        await another_answers(it, body)
+        # The decode worker did nothing wrong, and is asked again.
+        assert len(it.decode.ended) == 2
+        assert it.prefills[1].prefills
+    assert len(it.decode.bodies) == 2
+
+
+@BOTH
+@pytest.mark.parametrize("failure", [*D_FAILS_THE_PUSH, *D_FAILS])
+async def test_another_decode_worker_takes_over(failure: str, body: dict[str, Any]) -> None:
+    async with fleet(decode=2) as it:
+        await (D_FAILS_THE_PUSH | D_FAILS)[failure](it)
+        assert text_of(await it.client.ask(post(body))) == expected(body)
+        # The prefill worker did nothing wrong, and is asked again: for a new handle.
+        assert len(it.prefill.prefills) == 2
+        assert len(it.decodes[1].ended) == 1
+
+
+@pytest.mark.parametrize("failure", D_FAILS_LATER)
+async def test_a_plain_answer_that_breaks_is_asked_of_another_one(failure: str) -> None:
+    async with fleet(decode=2) as it:
+        await D_FAILS_LATER[failure](it)
+        assert text_of(await it.client.ask(post(PLAIN))) == expected(PLAIN)
+        assert len(it.prefill.prefills) == 2
+        assert it.decodes[1].ended == [it.prefill.prefills[1].request_id]
+
+
+# There is no other one.
+
+
+@BOTH
+@pytest.mark.parametrize("failure", BEFORE_THE_COMMIT)
+async def test_a_unified_worker_takes_over(failure: str, body: dict[str, Any]) -> None:
+    async with fleet(unified=1, targets=("disaggregated", "unified")) as it:
+        await BEFORE_THE_COMMIT[failure](it)
+        assert text_of(await it.client.ask(post(body))) == expected(body)
+        assert len(it.unified[0].bodies) == 1
+        assert it.unified[0].http.requests[0].header("x-tl-kv-handle") is None
+
+
+@BOTH
+@pytest.mark.parametrize("failure", BEFORE_THE_COMMIT)
+async def test_alone_the_client_gets_one_clean_error(failure: str, body: dict[str, Any]) -> None:
+    async with fleet() as it:
+        await BEFORE_THE_COMMIT[failure](it)
+        response = await it.client.ask(post(body))
+        if "429" in failure:
+            assert (response.status, msgspec.json.decode(response.body)) == (429, REFUSAL)
+        elif "DEADLINE_EXCEEDED" in failure:
+            refused(response, 504, "upstream_timeout")
+        else:
+            refused(response)
+        assert leased(it) == {}
+        assert (await it.client.ask(b"GET /v1/models HTTP/1.1\r\n\r\n")).status == 200
+
+
+@BOTH
+async def test_what_every_pair_fails_at_ends_after_three_workers(body: dict[str, Any]) -> None:
+    async with fleet(prefill=2, decode=3) as it:
+        it.prefill.fail("pushed", Status("INTERNAL"))
+        for decode in it.decodes:
+            decode.fail("claimed", RESET)
+        refused(await it.client.ask(post(body)))
+        assert [len(each.prefills) for each in it.prefills] == [1, 2]
+        names = [order.request_id for each in it.prefills for order in each.prefills]
+        assert names == [names[0], f"{names[0]}-2", f"{names[0]}-3"]
+    assert sorted(name for each in it.decodes for name in each.released) == sorted(names)
+
+
+# What a worker says about the request is the client's, and nobody else is asked.
+
+
+@BOTH
+@pytest.mark.parametrize("status", [400, 413, 422])
+async def test_the_tokenizers_word_about_the_prompt_is_relayed(
+    status: int, body: dict[str, Any]
+) -> None:
+    async with fleet(prefill=2, unified=1, targets=("disaggregated", "unified")) as it:
+        it.prefill.fail("tokenizing", Say(status, REFUSAL))
+        response = await it.client.ask(post(body))
+        assert (response.status, msgspec.json.decode(response.body)) == (status, REFUSAL)
+        assert leased(it) == {}
+        assert not it.prefills[1].http.requests and not it.unified[0].bodies
+    assert not it.decode.bodies and not it.decode.released
+
+
+@BOTH
+async def test_a_prompt_that_prefill_refuses_is_400(body: dict[str, Any]) -> None:
+    async with fleet(prefill=2, unified=1, targets=("disaggregated", "unified")) as it:
+        it.prefill.fail("prefilling", Status("INVALID_ARGUMENT", "the prompt is too long"))
+        response = await it.client.ask(post(body))
+        refused(response, 400, None)
+        assert response.error["message"] == "the prompt is too long"
+        assert not it.prefills[1].prefills and not it.unified[0].bodies
+    assert not it.decode.bodies
+
+
+@BOTH
+@pytest.mark.parametrize("stage", ["asked", "claimed"])
+@pytest.mark.parametrize("status", [400, 401, 404, 409, 413, 422, 500, 502, 504])
+async def test_what_decode_answers_is_relayed_and_the_handle_released(
+    status: int, stage: str, body: dict[str, Any]
+) -> None:
+    async with fleet(decode=2) as it:
+        it.decode.fail(stage, Say(status, REFUSAL))
+        response = await it.client.ask(post(body))
+        assert (response.status, msgspec.json.decode(response.body)) == (status, REFUSAL)
+        assert not it.decodes[1].bodies
+    assert it.decode.released == [it.prefill.prefills[0].request_id]
+
+
+# After the commit there is no other worker.
+
+
+@pytest.mark.parametrize("failure", D_FAILS_LATER)
+async def test_a_stream_that_breaks_ends_with_the_error_event(failure: str) -> None:
+    async with fleet(decode=2, unified=1, targets=("disaggregated", "unified")) as it:
+        await D_FAILS_LATER[failure](it)
+        response = await it.client.ask(post(STREAM))
+        assert (response.status, response.complete) == (200, True)
+        assert response.body.count(ERROR_EVENT) == 1
+        assert response.body.endswith(ERROR_EVENT) and b"[DONE]" not in response.body
+        assert leased(it) == {}
+        if "die" not in failure:
+            async with asyncio.timeout(1.0):
+                await it.decode.reached("released")
+    assert not it.decodes[1].bodies and not it.unified[0].bodies
+
+
+async def test_disaggregated_release_on_abort() -> None:
+    """The seed's: D dies mid-stream, Release is called with the handle, and nothing stays held."""
+    async with fleet() as it:
+        it.decode.fail("middle", RESET)
+        response = await it.client.ask(post(STREAM, headers={"x-request-id": "abc"}))
+        assert response.body.endswith(ERROR_EVENT)
+        await it.decode.reached("released")
+        assert not it.decode.held
+    assert it.decode.released == ["abc"]
+
+
+# Who hangs.
+
+PATIENCE = {"head_timeout_s": 0.2, "first_byte_timeout_s": 0.2, "gap_timeout_s": 0.2}
+
+HANGS = [
+    *(("p", stage) for stage in ("tokenizing", "tokenized", "prefilling", "pushing", "pushed")),
+    *(("d", stage) for stage in ("receiving", "received", "asked", "claimed", "head")),
+]
+
+
+@BOTH
+@pytest.mark.parametrize(("who", "stage"), HANGS)
+async def test_one_that_hangs_is_given_up(who: str, stage: str, body: dict[str, Any]) -> None:
+    options = {"unified": 1, "targets": ("disaggregated", "unified")}
+    async with fleet(**options, prefill_timeout_s=0.1, **PATIENCE) as it:
+        await at(who, stage, HANG)(it)
+        assert text_of(await it.client.ask(post(body))) == expected(body)
+        assert len(it.unified[0].bodies) == 1
+
+
+@BOTH
+@pytest.mark.parametrize(("who", "stage"), HANGS)
+async def test_alone_one_that_hangs_is_504(who: str, stage: str, body: dict[str, Any]) -> None:
+    async with fleet(prefill_timeout_s=0.1, **PATIENCE) as it:
+        await at(who, stage, HANG)(it)
+        refused(await it.client.ask(post(body)), 504, "upstream_timeout")
+
+
+@pytest.mark.parametrize("stage", ["begun", "middle"])
+async def test_a_stream_that_hangs_is_broken_off(stage: str) -> None:
+    async with fleet(gap_timeout_s=0.2) as it:
+        it.decode.fail(stage, HANG)
+        response = await it.client.ask(post(STREAM))
+        assert response.complete and response.body.endswith(ERROR_EVENT)
+    assert it.decode.released == it.decode.claimed
+
+
+# The client leaves, or the gateway is stopped, at every point where the story waits.
+
+WAITS = [*HANGS, ("d", "begun"), ("d", "middle")]
+WAYS = pytest.mark.parametrize("way", [Client.leave, Client.hang_up], ids=["reset", "closed"])
+
+
+@WAYS
+@BOTH
+@pytest.mark.parametrize(("who", "stage"), WAITS)
+async def test_a_client_that_leaves_leaves_nothing_behind(
+    who: str, stage: str, body: dict[str, Any], way: Callable[[Client], None]
+) -> None:
+    async with fleet() as it:
+        await at(who, stage, HANG)(it)
+        await it.client.send(post(body))
+        await (it.prefill if who == "p" else it.decode).reached(stage)
+        way(it.client)
+        await it.idle()
+        async with Client(it.gateway.address) as other:
+            assert text_of(await other.ask(post(body))) == expected(body)
+        if stage.startswith("token"):
+            assert it.decode.released == []
+        else:
+            async with asyncio.timeout(1.5):
+                await it.decode.reached("released")
+    before = stage in ("prefilling", "pushing", "pushed", "receiving", "received")
+    # Who may still push is told first.
+    assert it.prefill.cancelled == (it.decode.released if before else [])
+    assert counted(it.gateway, 'tl_gateway_requests_total{code="499"') == 1
+
+
+@BOTH
+@pytest.mark.parametrize(("who", "stage"), WAITS)
+async def test_a_drain_deadline_ends_a_hand_off(who: str, stage: str, body: dict[str, Any]) -> None:
+    async with fleet(drain_deadline_s=0.0, shutdown_grace_s=0.0) as it:
+        await at(who, stage, HANG)(it)
+        await it.client.send(post(body))
+        await (it.prefill if who == "p" else it.decode).reached(stage)
+        if stage in ("begun", "middle") and "stream" in body:
+            await it.client.head()
+            await it.gateway.drain()
+            assert ERROR_EVENT in await it.client.rest()
+        else:
+            await it.gateway.drain()
+            refused(await it.client.response())
+        if not stage.startswith("token"):
+            await it.decode.reached("released")
+
+
+@BOTH
+@pytest.mark.parametrize(("who", "stage"), WAITS)
+async def test_a_stop_gives_back_what_is_held(who: str, stage: str, body: dict[str, Any]) -> None:
+    """`fleet` stops the gateway while the request is at that stage."""
+    async with fleet(busy=True) as it:
+        await at(who, stage, HANG)(it)
+        await it.client.send(post(body))
+        await (it.prefill if who == "p" else it.decode).reached(stage)
+    assert len(it.decode.released) == (not stage.startswith("token"))
+
+
+# The calls that give back fail themselves.
+
+
+@pytest.mark.parametrize("fault", [Status("UNAVAILABLE"), Status("INTERNAL"), RESET, HANG])
+async def test_a_release_that_fails_hurts_no_request(fault: Fault) -> None:
+    async with fleet() as it:
+        it.decode.fail("claimed", RESET)
+        it.decode.fail("releasing", fault)
+        refused(await it.client.ask(post(PLAIN)))
+        await it.decode.reached("releasing")
+        assert text_of(await it.client.ask(post(PLAIN))) == expected(PLAIN)
+        assert list(it.decode.held) == it.decode.released
+        it.decode.held.clear()  # What the time limit of the decode worker is for.
+
+
+@pytest.mark.parametrize("fault", [Status("UNAVAILABLE"), RESET, HANG])
+async def test_a_cancel_that_fails_does_not_keep_the_release_back(fault: Fault) -> None:
+    async with fleet() as it:
+        it.prefill.fail("prefilling", HANG)
+        it.prefill.fail("cancelling", fault)
+        await it.client.send(post(PLAIN))
+        await it.prefill.reached("prefilling")
+        it.client.leave()
+        await it.decode.reached("released")
+    assert it.decode.released == it.prefill.cancelled
+
+
+# Field reports.
+
+
+@BOTH
+@pytest.mark.parametrize(("who", "stage"), [("p", "prefilled"), ("d", "asked"), ("d", "claimed")])
+async def test_p01_a_client_that_leaves_between_the_legs_strands_nothing(
+    who: str, stage: str, body: dict[str, Any]
+) -> None:
+    async with fleet() as it:
+        it.decode.fail("asked" if who == "p" else stage, HANG)
+        await it.client.send(post(body))
+        await (it.prefill if who == "p" else it.decode).reached(stage)
+        assert it.decode.held
+        it.client.leave()
+        async with asyncio.timeout(1.0):
+            await it.decode.reached("released")
+        assert not it.decode.held
+    assert it.prefill.cancelled == [] or stage == "prefilled"
+
+
+@pytest.mark.parametrize("stage", ["prefilling", "pushing", "pushed"])
+async def test_p02_a_client_that_leaves_during_the_prefill_frees_both_sides(stage: str) -> None:
+    async with fleet() as it:
+        it.prefill.fail(stage, HANG)
+        await it.client.send(post(PLAIN, headers={"x-request-id": "gone"}))
+        await it.prefill.reached(stage)
+        it.client.leave()
+        async with asyncio.timeout(1.0):
+            await it.decode.reached("released")
+        assert not it.decode.held and not it.decode.bodies
+    assert it.prefill.cancelled == it.decode.released == ["gone"]
+
+
+@pytest.mark.parametrize("stage", ["prefilling", "pushing", "pushed"])
+async def test_p03_a_prefill_worker_that_dies_leaves_no_block_on_decode(stage: str) -> None:
+    async with fleet(prefill=2) as it:
+        it.prefill.fail(stage, DIE)
+        assert text_of(await it.client.ask(post(PLAIN))) == expected(PLAIN)
+        await it.decode.reached("released")
+        assert not it.decode.held
+    (lost,), (good,) = ([order.request_id for order in each.prefills] for each in it.prefills)
+    assert (it.decode.released, it.decode.ended) == ([lost], [good])
+
+
+@BOTH
+@pytest.mark.parametrize("status", [400, 413, 422, 429, 503])
+async def test_p04_a_decode_worker_that_refuses_gets_its_handle_back_and_nobody_else_does(
+    status: int, body: dict[str, Any]
+) -> None:
+    async with fleet(decode=2) as it:
+        it.decode.fail("claimed", Say(status, REFUSAL))
+        response = await it.client.ask(post(body))
+        if status < 429 or status == 422:
+            assert (response.status, msgspec.json.decode(response.body)) == (status, REFUSAL)
+        else:
+            assert text_of(response) == expected(body)
+            assert it.decodes[1].claimed == [it.prefill.prefills[1].request_id]
+    assert it.decode.released == [it.prefill.prefills[0].request_id]
+
+
+async def test_p05_prefills_that_take_too_long_free_decode_within_a_second() -> None:
+    async with fleet(prefill_timeout_s=0.1) as it:
+        it.prefill.fail("pushed", *([HANG] * 8))
+
+        async def ask() -> Response:
+            async with Client(it.gateway.address) as client:
+                return await client.ask(post(PLAIN))
+
+        for response in await asyncio.gather(*(ask() for _ in range(8))):
+            refused(response, 504, "upstream_timeout")
+        async with asyncio.timeout(1.0):
+            await it.decode.reached("released", 8)
+        assert not it.decode.held and not it.decode.bodies
+        assert text_of(await it.client.ask(post(PLAIN))) == expected(PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("stage", "fault"),
+    [
+        ("tokenizing", Say(400, REFUSAL)),
+        ("prefilling", Status("INVALID_ARGUMENT")),
+        ("prefilling", Status("OUT_OF_RANGE")),
+        ("pushing", Status("INTERNAL")),
+        ("pushing", RESET),
+        ("pushed", Status("CANCELLED")),
+    ],
+)
+async def test_p06_decode_is_not_asked_unless_the_prefill_succeeded(
+    stage: str, fault: Fault
+) -> None:
+    async with fleet() as it:
+        it.prefill.fail(stage, fault)
+        assert (await it.client.ask(post(STREAM))).status in (400, 503)
+    assert it.decode.http.requests == []
+
+
+@BOTH
+async def test_p09_decode_gets_the_clients_own_limits(body: dict[str, Any]) -> None:
+    sent = body | {"max_tokens": 5, "max_completion_tokens": 6, "stop": ["x"], "user": "u"}
+    async with fleet() as it:
+        assert text_of(await it.client.ask(post(sent))) == expected(sent)
+        assert it.decode.bodies == [sent]
+        assert it.prefill.prefills[0].sampling.max_new_tokens == 6
+
+
+async def test_p10_the_prefill_is_told_nothing_of_streams() -> None:
+    sent = STREAM | {"stream_options": {"include_usage": True}}
+    async with fleet() as it:
+        assert text_of(await it.client.ask(post(sent))) == expected(sent)
+        asked = msgspec.json.decode(it.prefill.http.requests[0].body)
+        assert asked.keys() == {"model", "text", "add_special", "messages"}
+        assert it.decode.bodies == [sent]
+
+
+@pytest.mark.parametrize("unknown", [{"min_tokens": 4}, {"ignore_eos": True}])
+async def test_p10_what_a_prefill_cannot_be_told_is_not_handed_off(unknown: dict[str, Any]) -> None:
+    async with fleet() as it:
+        assert text_of(await it.client.ask(post(STREAM | unknown))) == expected(STREAM)
+        assert it.prefill.prefills == [] and it.decode.bodies == [STREAM | unknown]
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("stage", "fault"),
+    [
+        ("tokenizing", Say(500, REFUSAL)),
+        ("prefilling", Status("INTERNAL")),
+        ("pushing", Status("UNKNOWN")),
+        ("pushed", Status("INTERNAL")),
+    ],
+)
+async def test_p13_a_prefill_that_fails_is_known_at_once(
+    stage: str, fault: Fault, body: dict[str, Any]
+) -> None:
+    async with fleet(prefill=2) as it:
+        it.prefill.fail(stage, fault)
+        async with asyncio.timeout(1.0):
+            assert text_of(await it.client.ask(post(body))) == expected(body)
+        assert len(it.decode.bodies) == 1
+
+
+@BOTH
+async def test_p14_a_control_connection_that_died_idle_costs_no_worker(
+    body: dict[str, Any],
+) -> None:
+    async with fleet() as it:
+        assert text_of(await it.client.ask(post(body))) == expected(body)
+        it.prefill.gate.spoil()
+        assert text_of(await it.client.ask(post(body))) == expected(body)
+        assert counted(it.gateway, "tl_gateway_failovers_total") == 0
+
+
+@BOTH
+async def test_p14_an_http_connection_that_died_idle_costs_no_worker(body: dict[str, Any]) -> None:
+    async with fleet() as it:
+        assert text_of(await it.client.ask(post(body))) == expected(body)
+        it.prefill.fail("tokenizing", CLOSE)
+        it.decode.fail("asked", CLOSE)
+        assert text_of(await it.client.ask(post(body))) == expected(body)
+        assert counted(it.gateway, "tl_gateway_failovers_total") == 0
+
+
+async def test_p16_requests_of_one_id_are_told_apart() -> None:
+    async with fleet() as it:
+
+        async def ask() -> str:
+            async with Client(it.gateway.address) as client:
+                return text_of(await client.ask(post(PLAIN, headers={"x-request-id": "twin"})))
+
+        assert await asyncio.gather(*(ask() for _ in range(4))) == [expected(PLAIN)] * 4
+        names = {order.request_id for order in it.prefill.prefills}
+        assert names == {"twin", "twin-2", "twin-3", "twin-4"}
+        # Both legs are told the same name.
+        assert set(it.decode.claimed) == names
+
+
+async def test_p16_a_twin_is_not_hurt_by_an_abort_that_is_pending() -> None:
+    async with fleet() as it:
+        it.prefill.fail("pushed", HANG)
+        it.prefill.fail("cancelling", HANG)
+        request = post(PLAIN, headers={"x-request-id": "twin"})
+        await it.client.send(request)
+        await it.prefill.reached("pushed")
+        it.client.leave()
+        await it.prefill.reached("cancelling")
+        async with Client(it.gateway.address) as other:
+            assert text_of(await other.ask(request)) == expected(PLAIN)
+    assert it.decode.released == ["twin"]
+    assert it.decode.ended == ["twin-2"]
+
+
+async def test_p17_content_that_is_not_text_is_sent_once_and_not_to_prefill() -> None:
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 50_000}}
+    body = PLAIN | {"messages": [{"role": "user", "content": [picture]}]}
+    async with fleet() as it:
+        assert text_of(await it.client.ask(post(body))) == expected(body)
+        assert it.decode.bodies == [body]
+    assert it.prefill.http.requests == [] and it.prefill.prefills == []
+
+
+async def test_p17_each_leg_gets_the_prompt_once() -> None:
+    long = "word " * 2000
+    body = PLAIN | {"messages": [{"role": "user", "content": long}]}
+    async with fleet() as it:
+        assert text_of(await it.client.ask(post(body))) == expected(body)
+        (asked,), (sent,) = it.prefill.http.requests, it.decode.http.requests
+        assert asked.body.count(long.encode()) == sent.body.count(long.encode()) == 1
+        assert len(it.prefill.prefills[0].prompt_ids) == len(ids_of("", body["messages"]))
+
+
+@BOTH
+async def test_p19_a_hand_off_is_counted_by_what_came_by_it(body: dict[str, Any]) -> None:
+    async with fleet() as it:
+        assert text_of(await it.client.ask(post(body))) == expected(body)
+        (decision,) = it.gateway.decisions.find(limit=1)
+        assert decision is not None
+    assert it.decode.claimed == it.decode.pushed == it.decode.ended
+
+
+async def test_r10_clients_that_leave_do_not_make_a_prefill_worker_look_dead() -> None:
+    async with fleet() as it:
+        it.prefill.fail("prefilling", *([HANG] * 6))
+        for count in range(6):
+            async with Client(it.gateway.address) as client:
+                await client.send(post(PLAIN))
+                await it.prefill.reached("prefilling", count + 1)
+                client.leave()
+        await it.decode.reached("released", 6)
+        assert text_of(await it.client.ask(post(PLAIN))) == expected(PLAIN)
+
+
+async def test_r10_without_a_prefill_worker_decode_is_not_touched() -> None:
+    async with fleet(prefill=0) as it:
+        refused(await it.client.ask(post(PLAIN)))
+    assert it.decode.http.requests == []
+
+
+# What it is all for.
+
+SAMPLING: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.0},
+    {"temperature": 0.8, "top_p": 0.95, "max_tokens": 40},
+    {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "max_tokens": 3},
+    {"presence_penalty": 0.5, "frequency_penalty": -0.5, "stop": "x"},
+    {"stop": ["x", "y"], "seed": (1 << 63) - 1},
+    {"seed": 0, "max_tokens": 1, "n": 1},
+]
+PROMPTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": (CHAT, {"messages": [{"role": "system", "content": "é"}, {"role": "user", "content": "\u2028\t\"'"}]}),
+    "parts": (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]}),
+    "text": (TEXT, {"prompt": "Once upon a time"}),
+    "tokens": (TEXT, {"prompt": [5, 6, 4_000_000_000]}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+@pytest.mark.parametrize("prompt", PROMPTS)
+async def test_disaggregated_equals_unified(prompt: str, stream: bool) -> None:
+    """The seed's: with every sampling field, and with a seed of the gateway's own that reaches both workers."""
+    path, said = PROMPTS[prompt]
+    async with (
+        fleet() as apart,
+        fleet(prefill=0, decode=0, unified=1, targets=("unified",)) as together,
+    ):
+        for fields in SAMPLING:
+            body = {"model": "m", **said, **fields, "stream": stream}
+            answer = text_of(await apart.client.ask(post(body, path)))
+            order = apart.prefill.prefills[-1]
+            assert order.decode_target == apart.decode.gate.address
+            sent = apart.decode.bodies[-1]
+            assert sent == body | {"seed": order.sampling.seed}
+            assert order.sampling.seed == fields.get("seed", order.sampling.seed)
+            # Without a seed in the request, it is read back from what the decode worker was told.
+            assert answer == text_of(await together.client.ask(post(sent, path)))
+        seeds = {order.sampling.seed for order in apart.prefill.prefills}
+        assert len(seeds) == len(SAMPLING)
+    assert len(apart.decode.ended) == len(SAMPLING)
+
+
+async def test_a_chat_without_a_limit_may_use_the_context_of_the_prefill_worker() -> None:
+    body = {key: value for key, value in PLAIN.items() if key != "max_tokens"}
+    async with fleet() as it:
+        for _ in range(2):
+            assert text_of(await it.client.ask(post(body))) == expected(body)
+        limit = MAX_CONTEXT - len(it.prefill.prefills[0].prompt_ids)
+        assert [each.sampling.max_new_tokens for each in it.prefill.prefills] == [limit] * 2
+        assert it.prefill.seen("informing") == 1
+
+
+def test_the_fakes_would_show_a_field_that_is_lost() -> None:
+    ids = ids_of("hi")
+    texts = {
+        "".join(words_of(ids, sampling_of(TEXT, {"seed": 1} | fields, len(ids))))
+        for fields in [*SAMPLING, {"logprobs": 2}, {"seed": 2}, {"max_tokens": 9}]
+    }
+    assert len(texts) == len(SAMPLING) + 3
+    assert FakePrefill("p").described().role == "prefill"
