@@ -24,6 +24,9 @@ FEATURES = ("mean_logprob", "min_logprob", "p10_logprob")
 FAR = 8.0
 """Scales from the mean beyond which a feature says no more: one wild score must not outvote the others."""
 
+LARGEST = 1e100
+"""The largest score that is learned from: squares and sums of such are still numbers."""
+
 STEPS = 100
 SMALLEST_STEP = 1e-10
 
@@ -110,7 +113,7 @@ def train(
     halved until it does not make things worse: the loss is convex, so what is found is the minimum.
 
     Raises `ValueError` where there is nothing to learn from: no answer that is right or none that is wrong, tokens that
-    are not `known`, a score that is infinite, an unknown feature or none, a ridge that is not above 0.
+    are not `known`, a score of 1e100 or more, an unknown feature or none, a ridge that is not above 0.
 
     >>> good, bad = Tokens([-0.1, -0.2]), Tokens([-1.5, -3.0])
     >>> acceptor = train([(good, True), (bad, False)])
@@ -127,11 +130,11 @@ def train(
     if not all(known(tokens, margins=margins) for tokens, _ in samples):
         raise ValueError("a sample has no tokens, or tokens of which something is unknown")
     rows = [[SCORES[name].of(tokens) for name in features] for tokens, _ in samples]
+    if not all(abs(value) < LARGEST for row in rows for value in row):
+        raise ValueError("a score is too large to learn from")
     columns = list(zip(*rows, strict=True))
     means = tuple(math.fsum(column) / len(column) for column in columns)
     scales = tuple(_scale(column, mean) for column, mean in zip(columns, means, strict=True))
-    if not all(map(math.isfinite, scales)):
-        raise ValueError("a score is too large to learn from")
     # The constant column comes first: its weight is the bias.
     inputs = [[1.0, *map(_standardised, row, means, scales)] for row in rows]
     bias, *weights = _fit(inputs, [float(right) for _, right in samples], ridge)

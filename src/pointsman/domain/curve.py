@@ -239,5 +239,6 @@ def interval(
     if 2 * len(results) < resamples:
         return None
     results.sort()
-    left_out = int(len(results) * (1 - level) / 2)
+    # A level such as 0.9 is a little more or less than it says.
+    left_out = int(len(results) * (1 - level) / 2 + 1e-9)
     return results[left_out], results[-1 - left_out]
