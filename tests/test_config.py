@@ -13,8 +13,17 @@ from typer.testing import CliRunner
 
 from pointsman import config
 from pointsman.cli_config import config_app
-from pointsman.config import Address, Config, ConfigError, GatewayConfig, Mount, StaticWorker, load
-from pointsman.domain.routes import Backend, Route, Step
+from pointsman.config import (
+    Address,
+    Config,
+    ConfigError,
+    GatewayConfig,
+    LearnedAcceptor,
+    Mount,
+    StaticWorker,
+    load,
+)
+from pointsman.domain.routes import Backend, Route, Step, StreamHold
 from pointsman.domain.worker import Role
 
 LOOPBACK = 'listen = "127.0.0.1:0"'
@@ -391,8 +400,9 @@ ADDRESS = "expected host:port, :port or [IPv6]:port"
             "gateway.routes[0].backends[0].weight: must be a number of 0 or more",
         ),
         (
-            CHAT + 'cascade = [{ model = "s", accept_if = "mean_logprob > -1" }, { model = "l" }]',
-            "gateway.routes[0].cascade: cascades are not served by this version",
+            CHAT
+            + 'cascade = [{ model = "s", accept_if = "score > 0.5", acceptor = "x" }, { model = "l" }]',
+            "gateway.routes[0].cascade[0].acceptor: there is no acceptor 'x' in `gateway.acceptors`; there are: none",
         ),
         # features of the contract that do not exist yet
         ('upstream = "u"', 'gateway.upstream = "u": not served by this version; leave it empty'),
@@ -599,7 +609,10 @@ def test_every_option_is_on_the_reference_page_with_its_documentation() -> None:
     rows = re.findall(r"^\| `(\w+)` \| .+ \| .+ \| .* \| (.+) \|$", config.reference(), re.M)
     expected = [
         key
-        for kind in (GatewayConfig, StaticWorker, Route, Backend, Step, Mount)
+        for kind in (
+            *(GatewayConfig, StaticWorker, Mount, LearnedAcceptor),
+            *(Route, Backend, Step, StreamHold),
+        )
         for key in kind.__struct_fields__
     ]
     assert sorted(key for key, _ in rows) == sorted(expected)
@@ -614,7 +627,10 @@ def test_the_file_on_the_reference_page_loads(tmp_path: Path) -> None:
 
 def test_the_schema_documents_every_option_and_its_unit() -> None:
     definitions = config.schema()["$defs"]
-    for kind in (GatewayConfig, StaticWorker, Route, Backend, Step, Mount):
+    for kind in (
+        *(GatewayConfig, StaticWorker, Mount, LearnedAcceptor),
+        *(Route, Backend, Step, StreamHold),
+    ):
         made = definitions[kind.__name__]
         assert made["additionalProperties"] is False
         assert set(made["properties"]) == set(kind.__struct_fields__)

@@ -39,6 +39,7 @@ from pointsman.domain.router import Router
 from pointsman.domain.routes import RouteTable
 from pointsman.domain.worker import Worker
 from pointsman.errors import GatewayError, NoCapacity
+from pointsman.flow.cascade import Cascades
 from pointsman.flow.handoff import Handoffs
 from pointsman.net.asgi import AsgiServer
 from pointsman.net.clock import Deadlines, monotonic
@@ -125,6 +126,8 @@ class Gateway:
         self.decisions.uses(self.router.policy)
         self._handoffs = Handoffs(draw_seed=lambda: secrets.randbits(63), wall=time.time)
         self._set_handoffs()
+        self._acceptors = parts.acceptors(options)
+        self._cascades = Cascades(self._acceptors)
         self.address = self.health_address = ("", 0)
         self.registry_port = 0
         self.draining = False
@@ -159,6 +162,7 @@ class Gateway:
             admit=self._keys[1].admit if self._keys else parts.whoever(options),
             mounts=self._mounts(),
             handoffs=self._handoffs,
+            cascades=self._cascades,
             **self._plane_options(),
         )
         self._health = AsgiServer(
@@ -309,7 +313,7 @@ class Gateway:
             self.router,
             self.store,
             build=parts.static_worker,
-            servable=servable,
+            servable=lambda routes: servable(routes, self._acceptors),
             now=monotonic,
             drained=lambda worked: self.metrics.engine_drained(worked=worked),
         )
@@ -455,8 +459,14 @@ class Gateway:
         rotations = [await asyncio.to_thread(each.prepare) for each in self._rotating]
         if self._keys:
             await asyncio.to_thread(self._keys[0].check)
-        # The last that can fail, for it is the first that changes anything.
-        await self._changes.adopt(wanted.routes, _plain(wanted.workers))
+        former, self._acceptors = self._acceptors, await asyncio.to_thread(parts.acceptors, wanted)
+        try:
+            # The last that can fail, for it is the first that changes anything.
+            await self._changes.adopt(wanted.routes, _plain(wanted.workers))
+            former = self._acceptors
+        finally:
+            self._acceptors = former
+        self._cascades.acceptors = self._acceptors
         for rotate in rotations:
             rotate()
         values = {key: getattr(wanted, key) for key in changed}

@@ -15,7 +15,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
@@ -36,6 +36,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "GatewayConfig",
+    "LearnedAcceptor",
     "Mount",
     "StaticWorker",
     "Tls",
@@ -188,6 +189,13 @@ class Mount(Struct, frozen=True, forbid_unknown_fields=True):
         Literal["infer", "embed", "admin", "debug", "none"],
         _option("Scope that a key needs for it; `none` lets everybody in."),
     ] = "admin"
+
+
+class LearnedAcceptor(Struct, frozen=True, forbid_unknown_fields=True):
+    """A learned acceptor, which the rules of cascades ask by its name: `accept_if = "score > 0.8"`."""
+
+    name: Annotated[str, _option("What steps call it in `acceptor`, unique.", min_length=1)]
+    file: Annotated[str, _option("The file that `pointsman cascade sweep --train` wrote.")]
 
 
 class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -510,6 +518,9 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
         tuple[Route, ...],
         _option("Public model ids, their aliases and backends; `docs/routes.md`."),
     ] = ()
+    acceptors: Annotated[
+        tuple[LearnedAcceptor, ...], _option("Learned acceptors of cascades.")
+    ] = ()
     mounts: Annotated[
         tuple[Mount, ...],
         _option("Endpoints of your own, served beside the gateway's.", restart=True),
@@ -715,7 +726,11 @@ def _check(gateway: GatewayConfig, origin: Mapping[str, str]) -> None:
     _check_paths(gateway.paths)
     _check_mounts(gateway)
     _check_workers(gateway.workers)
-    _check_routes(gateway.routes)
+    names = [each.name for each in gateway.acceptors]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise ConfigError(f"gateway.acceptors[{index}].name: {name!r} is there already")
+    _check_routes(gateway.routes, names)
     open_to_all = not (gateway.keys_file or gateway.allow_unauthenticated)
     if open_to_all and not Address.parse(gateway.listen).is_loopback:
         raise refuse(
@@ -791,23 +806,26 @@ def _check_workers(workers: Sequence[StaticWorker]) -> None:
             raise ConfigError(f"{where}: {error}") from None
 
 
-def _check_routes(routes: Sequence[Route]) -> None:
+def _check_routes(routes: Sequence[Route], acceptors: Collection[str]) -> None:
     try:
         RouteTable.validate(routes)
-        servable(routes)
+        servable(routes, acceptors)
     except InvalidRoutes as error:
         raise ConfigError(f"gateway.{error.message}") from None
 
 
-def servable(routes: Sequence[Route]) -> None:
-    """Raise InvalidRoutes for a route that this version cannot serve, whoever wants it."""
+def servable(routes: Sequence[Route], acceptors: Collection[str] = ()) -> None:
+    """Raise InvalidRoutes for a rule whose learned acceptor is none of the configuration's."""
     for index, route in enumerate(routes):
-        where = f"routes[{index}]"
-        if route.cascade:
-            raise InvalidRoutes(
-                f"{where}.cascade: cascades are not served by this version",
-                param=f"{where}.cascade",
-            )
+        for number, step in enumerate(route.cascade):
+            if step.acceptor and step.acceptor not in acceptors:
+                where = f"routes[{index}].cascade[{number}].acceptor"
+                known = ", ".join(sorted(acceptors)) or "none"
+                raise InvalidRoutes(
+                    f"{where}: there is no acceptor {step.acceptor[:64]!r} in `gateway.acceptors`; "
+                    f"there are: {known}",
+                    param=where,
+                )
 
 
 def changed_options(old: GatewayConfig, new: GatewayConfig) -> tuple[list[str], list[str]]:

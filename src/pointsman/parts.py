@@ -21,14 +21,16 @@ from pointsman.control.keyfile import KeyFile, KeyFileError, read_pepper
 from pointsman.control.mounts import Application as Asgi
 from pointsman.control.mounts import MountError, load_mount
 from pointsman.control.store import Store, StoreError
+from pointsman.domain.acceptor import Acceptor, acceptor_from_json
 from pointsman.domain.keys import ANONYMOUS, Keyring, Principal, Scope
 from pointsman.domain.policy import Policy, PolicyOptions, make_policy
 from pointsman.domain.worker import Worker
-from pointsman.errors import BadRequest
+from pointsman.errors import BadRequest, BadRule
 from pointsman.net.limits import DownstreamLimits, UpstreamLimits
 
 __all__ = [
     "Application",
+    "acceptors",
     "downstream_limits",
     "key_file",
     "mounts",
@@ -83,6 +85,18 @@ def whoever(options: GatewayConfig) -> Callable[[bytes | None, float], Principal
     """
     principal = OPERATOR if Address.parse(options.listen).is_loopback else ANONYMOUS
     return lambda authorization, now: principal
+
+
+def acceptors(options: GatewayConfig) -> dict[str, Acceptor]:
+    """Return the learned acceptors of cascades, by name."""
+    found = {}
+    for index, each in enumerate(options.acceptors):
+        try:
+            found[each.name] = acceptor_from_json(Path(each.file).read_bytes())
+        except (OSError, BadRule) as error:
+            where = f'gateway.acceptors[{index}].file = "{each.file}"'
+            raise ConfigError(f"{where}: {error}") from None
+    return found
 
 
 def mounts(options: GatewayConfig) -> list[Application]:

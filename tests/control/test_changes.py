@@ -38,7 +38,7 @@ T = TypeVar("T")
 FILE = (Route("file"),)
 PUT = (Route("put"),)
 OTHER = (Route("other"),)
-UNSERVED = Route("d", cascade=(Step("s", "mean_logprob > -1"), Step("l")))
+UNSERVED = Route("d", cascade=(Step("s", "score > 0.5", acceptor="lost"), Step("l")))
 
 
 class Disk(Store):
@@ -247,7 +247,7 @@ def malformed() -> Sequence[Route]:
         (
             lambda: [UNSERVED],
             InvalidRoutes,
-            "routes[0].cascade",
+            "routes[0].cascade[0].acceptor",
         ),
     ],
 )
@@ -494,7 +494,7 @@ async def test_a_file_that_says_nothing_new_touches_nothing(life: Life) -> None:
     ("routes", "static", "param"),
     [
         ([Route("")], [listed("b", 2)], "routes[0].model"),
-        ([UNSERVED], [listed("b", 2)], "routes[0].cascade"),
+        ([UNSERVED], [listed("b", 2)], "routes[0].cascade[0].acceptor"),
         (OTHER, [listed("b", 2), listed("b", 3)], "id"),
         (OTHER, [listed("b", 2), listed("two words")], "id"),
         (OTHER, [listed("b", 2), listed("beats")], "id"),
@@ -546,7 +546,7 @@ async def test_what_another_gateway_changed_in_the_folder_is_not_overwritten(
         ("routes", b'[{"model":"a"},{"model":"a"}]'),
         (
             "routes",
-            b'[{"model":"a","cascade":[{"model":"s","accept_if":"mean_logprob > -1"},{"model":"l"}]}]',
+            b'[{"model":"a","cascade":[{"model":"s","accept_if":"score > 1","acceptor":"x"},{"model":"l"}]}]',
         ),
         ("workers", b"{}"),
         ("workers", b"\xff"),

@@ -114,7 +114,8 @@ class Generation(Struct, forbid_unknown_fields=True):
     @property
     def limit(self) -> int | None:
         """How many tokens the client wants at most."""
-        return self.max_completion_tokens or self.max_tokens
+        least = self.max_completion_tokens
+        return self.max_tokens if least is None else least
 
     @property
     def ids(self) -> list[int] | None:

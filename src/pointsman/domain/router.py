@@ -102,8 +102,8 @@ class Router:
         """Return where to send `request`, leaving out the `excluded` workers (compared by identity).
 
         `step` is the cascade step, clamped to the route's cascade. The reason is `failover` whenever a worker is
-        excluded, then `cascade`, then `canary` for a route of several backends, else the policy's own. Without `handoff`,
-        for a request that cannot be handed off, a unified worker is preferred, and a decode worker has to do all of it.
+        excluded, then `cascade`, then `canary` for a route of several backends, else the policy's own. A request that
+        cannot be handed off (`handoff`) prefers a unified worker; a decode worker has to do all of it.
 
         Raises `ModelNotFound` if no route, no live worker and no worker of the last hour names the model, and
         `NoCapacity` if it is known but nobody can take the request.

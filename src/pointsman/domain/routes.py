@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import msgspec
 
-from pointsman.domain.cascade import parse_accept_if
+from pointsman.domain.cascade import check_accept_if
 from pointsman.domain.ring import hash64, unit
 from pointsman.errors import BadRule, InvalidRoutes
 
@@ -314,7 +314,7 @@ def _check_cascade(route: Route, place: str) -> None:
             _refuse(where, "every step but the last needs a rule")
         try:
             # Whether there is an acceptor of that name is no matter of the table.
-            parse_accept_if(step.accept_if)
+            check_accept_if(step.accept_if, acceptor_named=bool(step.acceptor))
         except BadRule as error:
             _refuse(where, error.message)
     if not (math.isfinite(route.shadow) and 0 <= route.shadow <= 1):
@@ -324,7 +324,9 @@ def _check_cascade(route: Route, place: str) -> None:
         _refuse(f"{place}.{name}", "is for cascades")
     hold = route.stream_hold
     if hold is not None and (hold.tokens < 1 or not 0 < hold.seconds <= 3600):
-        _refuse(f"{place}.stream_hold", "tokens must be at least 1, seconds over 0 and at most 3600")
+        _refuse(
+            f"{place}.stream_hold", "tokens must be at least 1, seconds over 0 and at most 3600"
+        )
     if route.cascade and route.cascade[-1].accept_if:
         last = len(route.cascade) - 1
         _refuse(f"{place}.cascade[{last}].accept_if", "the last step is final and takes no rule")

@@ -20,7 +20,7 @@ from pointsman.errors import GatewayError, ModelNotFound, NoCapacity, UpstreamTi
 from pointsman.flow.effects import Answer, Broken, Command, Flow, Lost, Relay, Result, Send, Why
 from pointsman.flow.exchange import Attempt, Exchange
 
-__all__ = ["Asked", "Failure", "Leg", "Receive", "ask", "attempts", "relay", "stands"]
+__all__ = ["Asked", "Failure", "Leg", "Receive", "Received", "ask", "attempts", "relay", "stands"]
 
 FULL = 429
 UNAVAILABLE = 503
@@ -39,8 +39,11 @@ Asked: TypeAlias = Generator[Command, Result, Failure | None]
 Leg: TypeAlias = Callable[[Attempt], Asked]
 """Asks the target of an attempt, and takes its answer to wherever that goes."""
 
-Receive: TypeAlias = Callable[[Answer], Generator[Command, Result, bool]]
-"""Takes an answer that stands to wherever it goes; tells whether it came to its end in good order."""
+Received: TypeAlias = bool | Lost
+"""Whether an answer came to its end in good order, or how it was lost before anybody saw it."""
+
+Receive: TypeAlias = Callable[[Answer], Generator[Command, Result, Received]]
+"""Takes an answer that stands to wherever it goes."""
 
 
 def attempts(
@@ -51,12 +54,14 @@ def attempts(
     step: int = 0,
     *,
     handoff: bool = True,
+    final: bool = True,
 ) -> Flow:
     """Route the request, at most `max_attempts` workers in all, and relay the first answer that stands.
 
     An engine's 429 and 503 are tried elsewhere; every other status, errors included, is an answer. If all that were
     asked said 429, the client gets the last of those. `step` is that of a cascade, whose other steps do not count;
-    `handoff` says whether the request can be handed off.
+    `handoff` says whether the request can be handed off, `final` whether the client gets what nobody could better: else
+    a 429 is no answer.
 
     Raises ModelNotFound and NoCapacity, and UpstreamTimeout where the last worker that was asked did not answer in
     time.
@@ -93,7 +98,7 @@ def attempts(
             target = router.route(x.request, excluded, step, now=x.now, handoff=handoff)
         except (ModelNotFound, NoCapacity):
             break
-    if all_full and isinstance(result, Answer) and result.complete:
+    if final and all_full and isinstance(result, Answer) and result.complete:
         yield Relay(result)
         return
     raise _verdict(result)
@@ -104,15 +109,17 @@ def ask(attempt: Attempt, command: Send, receive: Receive) -> Asked:
     result = yield command
     assert isinstance(result, Answer | Lost)
     if isinstance(result, Answer) and stands(result):
-        yield from receive(result)
-        return None
+        received = yield from receive(result)
+        if not isinstance(received, Lost):
+            return None
+        result = received
     return Failure(result, attempt.target.worker)
 
 
 def relay(x: Exchange) -> Receive:
     """Return what commits to an answer, and relays it."""
 
-    def receive(answer: Answer) -> Generator[Command, Result, bool]:
+    def receive(answer: Answer) -> Generator[Command, Result, Received]:
         ended = yield Relay(answer)
         if isinstance(ended, Broken):
             x.error = str(ended.why)

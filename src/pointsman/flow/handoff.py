@@ -29,7 +29,6 @@ from pointsman.flow.effects import (
     Call,
     Command,
     Lost,
-    Relay,
     Result,
     Returned,
     Send,
@@ -231,14 +230,15 @@ def _hand_off(
     attempt.transfer = transfer = Transfer()
     with Handoff(x, target.prefill, target.worker) as handoff:
         try:
-            ready: Ready | Failure | None = PLAIN
+            ready: Ready | Failure | Answer = PLAIN
             if prompt.bytes < prompt.min_tokens:
                 transfer.outcome = "direct"
             else:
                 with Lease(target.prefill):
                     ready = yield from _prefill(x, handoffs, prompt, attempt, handoff, transfer)
-            if ready is None:  # The client has the prefill worker's own word about its prompt.
+            if isinstance(ready, Answer):  # The prefill worker's own word about the prompt.
                 transfer.outcome = "refused"
+                yield from receive(ready)
                 return None
             if isinstance(ready, Failure):
                 transfer.outcome = "failed"
@@ -272,8 +272,8 @@ def _prefill(
     attempt: Attempt,
     handoff: Handoff,
     transfer: Transfer,
-) -> Generator[Command, Result, Ready | Failure | None]:
-    """Tokenize and prefill. None where the client has been told what is wrong with its prompt."""
+) -> Generator[Command, Result, Ready | Failure | Answer]:
+    """Tokenize and prefill. An answer is what the worker says is wrong with the prompt."""
     target, generation = attempt.target, prompt.generation
     worker = target.prefill
     assert worker is not None
@@ -284,8 +284,7 @@ def _prefill(
         answer = yield Call(call)
         assert isinstance(answer, Answer | Lost)
         if isinstance(answer, Answer) and answer.complete and answer.head.status in (400, 413, 422):
-            yield Relay(answer)
-            return None
+            return answer
         tokens = _tokens(answer, worker)
         if isinstance(tokens, Failure):
             return tokens
@@ -358,7 +357,9 @@ def _limit(
     handoffs: Handoffs, prompt: Prompt, worker: Worker, tokens: int
 ) -> Generator[Command, Result, int]:
     """Return how many tokens the answer may have. Source: contract, section 8, decision 4."""
-    limit = prompt.generation.limit or prompt.default_max_tokens
+    limit = prompt.generation.limit
+    if limit is None:
+        limit = prompt.default_max_tokens
     if limit is not None:
         return max(limit, 1)
     if prompt.path != tl.CHAT:
@@ -420,8 +421,11 @@ def _resume(
         transfer.outcome = "recomputed" if transfer.resumed == 0 else "handed_over"
     elif handed:
         transfer.outcome = "refused"
-    whole = yield from receive(result)
-    if whole and result.head.status < 300:
+    received = yield from receive(result)
+    if isinstance(received, Lost):
+        transfer.outcome = "failed"
+        return Failure(received, worker)
+    if received and result.head.status < 300:
         handoff.finished()
     return None
 

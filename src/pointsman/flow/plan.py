@@ -6,6 +6,7 @@ Nearly every request needs one worker and nothing else; the data plane gives it 
 from pointsman.domain.router import Router
 from pointsman.domain.routes import Route
 from pointsman.flow.attempts import attempts, relay
+from pointsman.flow.cascade import Cascades, cascade
 from pointsman.flow.effects import Flow
 from pointsman.flow.exchange import Exchange
 from pointsman.flow.handoff import Handoffs, leg_for
@@ -14,9 +15,17 @@ __all__ = ["disaggregated", "plan"]
 
 
 def plan(
-    x: Exchange, router: Router, max_attempts: int, route: Route, body: bytes, handoffs: Handoffs
+    x: Exchange,
+    router: Router,
+    max_attempts: int,
+    route: Route,
+    body: bytes,
+    handoffs: Handoffs,
+    cascades: Cascades,
 ) -> Flow:
     """Return the story of a request for a route that is not plain."""
+    if route.cascade:
+        return cascade(x, router, max_attempts, route, body, handoffs, cascades)
     return disaggregated(x, router, max_attempts, route, body, handoffs)
 
 

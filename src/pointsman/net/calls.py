@@ -33,6 +33,9 @@ CONNECT_MS = 5_000
 LAST_S = 3.0
 """How long the end of the gateway waits for the calls that are still to be made."""
 
+STALE_S = 60.0
+"""How long the calls have that are under way on a channel of which one connection turned out to be dead."""
+
 LATER_MAX = 4096
 """Calls of ended requests under way at a time. Each takes a few seconds at most, even if no worker answers."""
 
@@ -56,7 +59,7 @@ class Calls:
         self._channels: dict[tuple[Worker, str], _Channel] = {}
         self._running: dict[asyncio.Task[None], Worker] = {}
         self._later: set[asyncio.Task[None]] = set()
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing: dict[asyncio.Task[None], _Channel] = {}
         self.dropped = 0
 
     def call(
@@ -85,10 +88,7 @@ class Calls:
     def leave(self, worker: Worker) -> None:
         """Forget a worker that the registry gave up; what waits for it is told so."""
         for key in [key for key in self._channels if key[0] is worker]:
-            channel = self._channels.pop(key)
-            task = asyncio.get_running_loop().create_task(channel.close())
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            self._close_soon(self._channels.pop(key))
 
     async def close(self, wait_s: float = LAST_S) -> None:
         """Wait a moment for what must still be done, and close all channels."""
@@ -96,7 +96,7 @@ class Calls:
             _, late = await asyncio.wait(self._later, timeout=wait_s)
             for task in late:
                 task.cancel()
-        for channel in self._channels.values():
+        for channel in (*self._channels.values(), *self._closing.values()):
             await channel.close()
         self._channels.clear()
 
@@ -109,13 +109,26 @@ class Calls:
         channel = self._channels.get(key)
         if channel is None:
             channel = self._channels[key] = _Channel(call.address)
-        return await channel.call(call, timeout_s)
+        outcome = await channel.call(call, timeout_s)
+        if isinstance(outcome, Status) and outcome.stale and self._channels.get(key) is channel:
+            # gRPC itself may put the next call on the same dead connection.
+            del self._channels[key]
+            self._close_soon(channel, STALE_S)
+        return outcome
+
+    def _close_soon(self, channel: "_Channel", grace_s: float | None = None) -> None:
+        task = asyncio.get_running_loop().create_task(channel.close(grace_s))
+        self._closing[task] = channel
+        task.add_done_callback(self._closing.__delitem__)
 
     async def _make(self, after: After) -> None:
         outcome: Outcome | None = None
         for call in after.calls:
             if isinstance(call, RpcCall):
                 outcome = await self.perform(call, call.timeout_s)
+                if isinstance(outcome, Status) and outcome.stale:
+                    # To cancel or to release twice is the same as once.
+                    outcome = await self.perform(call, call.timeout_s)
             else:
                 outcome = await self._ask(call)
         if after.then is not None and outcome is not None:
@@ -145,6 +158,7 @@ class _Channel:
                 ("grpc.initial_reconnect_backoff_ms", 100),
                 ("grpc.client_idle_timeout_ms", IDLE_MS),
                 ("grpc.enable_http_proxy", 0),  # a proxy to the outside does not lead to engines
+                ("grpc.use_local_subchannel_pool", 1),  # a new channel is a new connection
             ),
         )
         self._served = False
@@ -168,8 +182,9 @@ class _Channel:
         self._served = True
         return Returned(message)
 
-    async def close(self) -> None:
-        await self._channel.close()
+    async def close(self, grace_s: float | None = None) -> None:
+        """Close; calls under way have that many seconds more."""
+        await self._channel.close(grace_s)
 
 
 class _Rpc:

@@ -23,6 +23,7 @@ from pointsman.errors import (
     NotFound,
 )
 from pointsman.flow.attempts import attempts
+from pointsman.flow.cascade import Cascades
 from pointsman.flow.exchange import Exchange
 from pointsman.flow.handoff import Handoffs
 from pointsman.flow.plan import plan
@@ -79,11 +80,13 @@ class DataPlane:
         admit: Callable[[bytes | None, float], Principal],
         mounts: Sequence[Mounted] = (),
         handoffs: Handoffs,
+        cascades: Cascades,
     ) -> None:
         self.router = router
         self.pool = pool
         self.calls = Calls(pool, deadlines)
         self._handoffs = handoffs
+        self._cascades = cascades
         self.deadlines = deadlines
         self.observer = observer
         self.connections: set[Downstream] = set()
@@ -164,7 +167,11 @@ class DataPlane:
         if route is None or plain:
             story = attempts(x, self.router, self._max_attempts)
         else:
-            story = plan(x, self.router, self._max_attempts, route, request.body, self._handoffs)
+            story = plan(
+                *(x, self.router, self._max_attempts, route, request.body),
+                handoffs=self._handoffs,
+                cascades=self._cascades,
+            )
         drive = Drive(self, client, request, story, head, x, x.deadline)
         drive.start()
         return drive

@@ -9,7 +9,8 @@ manager it checks that.
 from types import TracebackType
 from typing import Self
 
-from pointsman.flow.effects import Answer, Command, Done, Flow, Relay, Result, Send
+from pointsman.flow.effects import Answer, Call, Command, Done, Flow, More, Relay, Result, Send
+from pointsman.wire.call import HttpCall
 from pointsman.wire.http1 import parse_response_head
 
 __all__ = ["Dialogue", "answer"]
@@ -51,6 +52,19 @@ class Dialogue:
         """The story asks this worker."""
         assert isinstance(self.command, Send), f"expected a Send to {worker}, got {self._now()}"
         assert self.command.target.worker.id == worker, self.command.target
+        return self
+
+    def expects_call(self, name: str, worker: str) -> Self:
+        """The story asks this worker something beside the request: the end of a path or a gRPC method."""
+        assert isinstance(self.command, Call), f"expected a Call of {name}, got {self._now()}"
+        call = self.command.call
+        where = call.path.decode() if isinstance(call, HttpCall) else call.method
+        assert (where.rpartition("/")[2], call.worker.id) == (name, worker), (where, call.worker)
+        return self
+
+    def expects_more(self) -> Self:
+        """The story waits for more of an answer."""
+        assert isinstance(self.command, More), f"expected More, got {self._now()}"
         return self
 
     def expects_relay(self, status: int = 200) -> Self:
