@@ -688,6 +688,9 @@ def _value(kind: Any, value: object, where: str) -> object:
     item = _item(kind)
     if item is not None and isinstance(value, list):
         return tuple(_read(item, entry, f"{where}[{i}]") for i, entry in enumerate(value))
+    table = _table(kind)
+    if table is not None and isinstance(value, dict):
+        return _read(table, value, where)
     try:
         read: object = msgspec.convert(value, kind)
     except msgspec.ValidationError:
@@ -859,6 +862,16 @@ def _item(kind: Any) -> type[Struct] | None:
     return None
 
 
+def _table(kind: Any) -> type[Struct] | None:
+    """Return the struct that a key may hold beside nothing, None for every other type."""
+    plain = _plain(kind)
+    if isinstance(plain, inspect.UnionType):
+        for each in plain.types:
+            if isinstance(each, inspect.StructType):
+                return each.cls
+    return None
+
+
 def _allowed(kind: Any) -> str:
     """Return in words what an option may be.
 
@@ -884,6 +897,8 @@ def _in_words(kind: inspect.Type) -> str:
             return " or ".join(_shown(member.value) for member in kind.cls)
         case inspect.VarTupleType() if isinstance(kind.item_type, inspect.StructType):
             return "a list of tables"
+        case inspect.StructType():
+            return "a table"
         case inspect.UnionType():
             return _in_words(kind.types[0])
         case _:
@@ -992,6 +1007,9 @@ def _section(title: str, kind: type[Struct]) -> list[str]:
         item = _item(field.type)
         if item is not None:
             inner += _section(f"[[{title.strip('[]')}.{key}]]", item)
+        table = _table(field.type)
+        if table is not None:
+            inner += _section(f"[{title.strip('[]')}.{key}]", table)
     return lines + inner
 
 
