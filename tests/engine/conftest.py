@@ -22,7 +22,7 @@ from typing import Any
 import httpx
 import pytest
 
-NEEDED = ("jinja2", "numpy", "uvicorn")
+NEEDED = ("google_crc32c", "jinja2", "numpy", "uvicorn")
 # Test modules of the engine import what the [engine] extra brings. Without it they are left out, and
 # `test_extra.py` says so.
 collect_ignore_glob = (

@@ -304,6 +304,24 @@ def test_a_deadline_in_the_prompt_is_deadline_exceeded(
     assert engine.settled(lambda: engine.scheduler.idle)
 
 
+def test_a_deadline_between_prompt_and_push_is_deadline_exceeded(
+    worker: Any, call: Any, pushes: Pushes
+) -> None:
+    engine = worker("prefill", push=pushes)
+    clock = iter([0.0, 0.0, 9.0])
+    engine.ports.control._wall = lambda: next(clock)
+    answer = failed(call(engine, "Prefill", request(deadline_unix_ms=8000)))
+    assert (answer[0], pushes.sent) == (Code.DEADLINE_EXCEEDED, [])
+
+
+def test_a_drain_is_told_to_who_wants_to_know(worker: Any, call: Any) -> None:
+    engine = worker("unified")
+    told: list[bool] = []
+    engine.ports.control._on_drain = lambda: told.append(engine.status().draining)
+    call(engine, "Drain", engine_pb2.DrainRequest(deadline_ms=0)).result()
+    assert told == [True]
+
+
 def test_a_push_gets_what_the_deadline_has_left(worker: Any, call: Any, pushes: Pushes) -> None:
     engine = worker("prefill", push=pushes)
     call(engine, "Prefill", request(deadline_unix_ms=int((time.time() + 5) * 1000))).result()

@@ -52,6 +52,11 @@ def test_the_sample_stream_of_a_seed(seed: int, child: int, uniforms: list[float
     assert [generator.uniform() for _ in range(4)] == uniforms
 
 
+def test_worked_example_keeps_two_tokens() -> None:
+    samplers = (Sampler(SamplingParams(top_k=3, top_p=0.8, seed=seed)) for seed in range(200))
+    assert {sampler.pick(X).token for sampler in samplers} == {1, 3}
+
+
 def test_a_negative_seed_is_taken_modulo_two_to_the_64() -> None:
     assert stream(-1, SAMPLE).uniform() == stream(2**64 - 1, SAMPLE).uniform()
 

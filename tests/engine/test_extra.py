@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-EXTRA = ("jinja2", "numpy", "uvicorn", "xllamacpp")
+EXTRA = ("google_crc32c", "jinja2", "numpy", "uvicorn", "xllamacpp")
 
 
 def test_the_engine_extra_is_installed() -> None:

@@ -2,7 +2,9 @@
 
     llama      the C API                    sampling   logits → a token           weights   where the model comes from
     scheduler  one thread, many sequences   text       tokens → text              chat      messages → a prompt
-    http       the OpenAI surface           heartbeat  "I live" to the gateway    command   the command line
+    http       the OpenAI surface           bodies     what clients send          answers   what they get, or `refusals`
+    control    EngineControl                kv         blocks, worker to worker   resume    where an answer goes on
+    roles      what a role serves           heartbeat  "I live" to the gateway    command   the command line
 
 The gateway never imports this package, and nothing here knows the gateway beyond the heartbeat's messages.
 """

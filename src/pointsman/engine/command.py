@@ -159,6 +159,7 @@ def run(options: EngineOptions) -> int:
     Returns the exit code: 0 after a drain, 1 when the scheduling loop died, 2 when it cannot start.
     """
     try:
+        import google_crc32c  # noqa: F401
         import jinja2  # noqa: F401
         import numpy  # noqa: F401
         import uvicorn  # noqa: F401

@@ -184,7 +184,6 @@ _PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "llama_model_chat_template": (ctypes.c_char_p, (_P, ctypes.c_char_p)),
     "llama_model_n_ctx_train": (_I32, (_P,)),
     "llama_model_n_head_kv": (_I32, (_P,)),
-    "llama_model_n_head_kv": (_I32, (_P,)),
     "llama_vocab_n_tokens": (_I32, (_P,)),
     "llama_vocab_is_eog": (ctypes.c_bool, (_P, _I32)),
     "llama_vocab_is_control": (ctypes.c_bool, (_P, _I32)),
@@ -284,7 +283,6 @@ class Model:
         self._vocab = library.llama_model_get_vocab(self.handle)
         self.n_vocab: int = library.llama_vocab_n_tokens(self._vocab)
         self.n_ctx_train: int = library.llama_model_n_ctx_train(self.handle)
-        self.kv_heads: int = library.llama_model_n_head_kv(self.handle)
         self.kv_heads: int = library.llama_model_n_head_kv(self.handle)
         template = library.llama_model_chat_template(self.handle, None)
         self.chat_template: str | None = template.decode() if template else None
