@@ -110,7 +110,8 @@ def train(
     """Learn from answers and whether each was right.
 
     The weights minimise the log loss plus `ridge` / 2 times their sum of squares; the bias is free. Newton steps, each
-    halved until it does not make things worse: the loss is convex, so what is found is the minimum.
+    halved until it does not make things worse: the loss is convex, so what is found is the minimum. Means and scales
+    are those of the middle 98 % of each feature.
 
     Raises `ValueError` where there is nothing to learn from: no answer that is right or none that is wrong, tokens that
     are not `known`, a score of 1e100 or more, an unknown feature or none, a ridge that is not above 0.
@@ -132,13 +133,19 @@ def train(
     rows = [[SCORES[name].of(tokens) for name in features] for tokens, _ in samples]
     if not all(abs(value) < LARGEST for row in rows for value in row):
         raise ValueError("a score is too large to learn from")
-    columns = list(zip(*rows, strict=True))
+    columns = [_middle(column) for column in zip(*rows, strict=True)]
     means = tuple(math.fsum(column) / len(column) for column in columns)
     scales = tuple(_scale(column, mean) for column, mean in zip(columns, means, strict=True))
     # The constant column comes first: its weight is the bias.
     inputs = [[1.0, *map(_standardised, row, means, scales)] for row in rows]
     bias, *weights = _fit(inputs, [float(right) for _, right in samples], ridge)
     return Acceptor(tuple(features), means, scales, tuple(weights), bias)
+
+
+def _middle(column: Sequence[float]) -> Sequence[float]:
+    """Return the values without the outermost hundredth at either end: one wild score must not set the scale."""
+    left_out = len(column) // 100
+    return sorted(column)[left_out : len(column) - left_out]
 
 
 def _scale(column: Sequence[float], mean: float) -> float:
