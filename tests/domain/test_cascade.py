@@ -3,17 +3,23 @@
 import hashlib
 import json
 import math
+from collections.abc import Callable, Sequence
 from random import Random
+from typing import TypeAlias
 
 import pytest
 
+from pointsman.domain.acceptor import Acceptor
 from pointsman.domain.cascade import (
     CascadeSample,
     CurvePoint,
     cascade_curve,
+    check_accept_if,
     logprobs_of,
     parse_accept_if,
+    tokens_of,
 )
+from pointsman.domain.scores import Tokens
 from pointsman.errors import BadRule
 
 SMALL_COST = 0.1
@@ -248,3 +254,158 @@ def test_a_null_logprob_is_unknown_and_not_certainty() -> None:
 def test_an_answer_without_readable_logprobs_is_a_value_error(answer: bytes) -> None:
     with pytest.raises(ValueError, match="no readable logprobs"):
         logprobs_of(answer)
+
+
+ACCEPTOR = Acceptor(("mean_logprob",), (-1.0,), (1.0,), (4.0,), bias=0.0)
+NAN = math.nan
+
+
+@pytest.mark.parametrize(
+    ("rule", "kept", "dropped"),
+    [
+        ("mean_logprob > -1", [-0.5, -1.25], [-0.5, -1.75]),
+        ("min_logprob >= -2", [-2.0, 0.0], [-2.5, 0.0]),
+        ("perplexity < 3", [-1.0], [-1.5]),
+        ("p10_logprob > -2", [-9.0] + [-1.0] * 10, [-9.0] + [-1.0] * 9),
+        ("score > 0.8", [-0.5], [-1.0]),
+    ],
+)
+def test_a_rule_may_name_any_score(rule: str, kept: list[float], dropped: list[float]) -> None:
+    accept = parse_accept_if(rule, ACCEPTOR)
+    assert not accept.needs_margins
+    assert accept(kept)
+    assert not accept(dropped)
+
+
+def test_a_rule_over_margins_needs_them() -> None:
+    accept = parse_accept_if("mean_margin >= 1")
+    assert accept.needs_margins
+    assert accept.value(Tokens([-1.0, -1.0], [0.5, 2.0])) == 1.25
+    assert accept.holds(1.25)
+    assert not accept.holds(0.75)
+    for unknown in (Tokens([-1.0]), Tokens([-1.0], [NAN]), Tokens([NAN], [1.0]), Tokens([], [])):
+        assert accept.value(unknown) is None
+    assert not accept.holds(None)
+    assert not accept([-1.0])
+
+
+def test_the_value_is_what_a_decision_reports() -> None:
+    assert parse_accept_if("mean_logprob > -1").value(Tokens([-2.0, -1.0])) == -1.5
+    assert parse_accept_if("score > 0.8", ACCEPTOR).value(Tokens([-1.0])) == 0.5
+    # The mean of two infinities that cancel is no number.
+    assert parse_accept_if("mean_logprob > -1").value(Tokens([math.inf, -math.inf])) is None
+
+
+def test_an_acceptor_over_margins_needs_them() -> None:
+    acceptor = Acceptor(("mean_margin",), (1.0,), (1.0,), (1.0,), bias=0.0)
+    accept = parse_accept_if("score >= 0.5", acceptor)
+    assert accept.needs_margins
+    assert accept.value(Tokens([-1.0], [1.0])) == 0.5
+    assert accept.value(Tokens([-1.0])) is None
+
+
+def test_a_metric_of_its_own_asks_no_acceptor() -> None:
+    assert parse_accept_if("min_logprob > -1", ACCEPTOR).acceptor is None
+
+
+def test_score_without_an_acceptor_is_refused() -> None:
+    with pytest.raises(BadRule, match="`score` needs an acceptor"):
+        parse_accept_if("score > 0.8")
+    with pytest.raises(BadRule, match="`score` needs an acceptor"):
+        check_accept_if("score > 0.8", acceptor_named=False)
+    check_accept_if("score > 0.8", acceptor_named=True)
+    for named in (False, True):
+        check_accept_if("mean_margin > 0.8", acceptor_named=named)
+        with pytest.raises(BadRule, match="'scores' is not one of mean_logprob"):
+            check_accept_if("scores > 0.8", acceptor_named=named)
+
+
+Position: TypeAlias = tuple[float | None, Sequence[float | None] | None]
+
+
+def chat(*tokens: Position) -> bytes:
+    """Return a chat's answer whose tokens have these logprobs and best entries."""
+    return body(
+        {
+            "content": [
+                {
+                    "token": "a",
+                    "bytes": [97],
+                    "logprob": logprob,
+                    "top_logprobs": None if top is None else [{"logprob": value} for value in top],
+                }
+                for logprob, top in tokens
+            ]
+        }
+    )
+
+
+def plain(*tokens: Position) -> bytes:
+    """Return a plain completion's answer whose tokens have these logprobs and best entries."""
+    return body(
+        {
+            "token_logprobs": [logprob for logprob, _ in tokens],
+            "top_logprobs": [
+                None if top is None else {f"t{at}": value for at, value in enumerate(top)}
+                for _, top in tokens
+            ],
+        }
+    )
+
+
+@pytest.mark.parametrize("form", [chat, plain])
+@pytest.mark.parametrize(
+    ("chosen", "top", "margin"),
+    [
+        (-0.5, [-0.5, -2.0], 1.5),
+        (-2.0, [-2.0, -0.5], 1.5),
+        (-0.5, [-0.5, -2.0, -1.0, -3.0], 0.5),
+        # The chosen one is not among the best, and still counts.
+        (-4.0, [-0.5, -2.0], 1.5),
+        (-4.0, [-0.5], 3.5),
+        # Two as good as each other.
+        (-0.75, [-0.75, -0.75], 0.0),
+        # Only one is known.
+        (-0.5, [-0.5], NAN),
+        (-0.5, [], NAN),
+        (-0.5, None, NAN),
+        (-0.5, [-0.5, None], NAN),
+        (None, [-0.5, -2.0], NAN),
+    ],
+)
+def test_a_margin_is_the_best_less_the_second_best(
+    form: Callable[..., bytes],
+    chosen: float | None,
+    top: list[float | None] | None,
+    margin: float,
+) -> None:
+    tokens = tokens_of(form((-0.25, [-0.25, -1.25]), (chosen, top)))
+    assert tokens.margins == pytest.approx([1.0, margin], nan_ok=True)
+    assert tokens.logprobs == pytest.approx([-0.25, NAN if chosen is None else chosen], nan_ok=True)
+
+
+@pytest.mark.parametrize("top", [None, [], [{"a": -0.5, "b": -1.0}]])
+def test_entries_that_belong_to_no_token_are_no_margins(top: object) -> None:
+    tokens = tokens_of(body({"token_logprobs": [-0.5, -1.0], "top_logprobs": top}))
+    assert tokens == Tokens([-0.5, -1.0], [])
+
+
+def test_a_tool_call_without_logprobs_is_a_value_error() -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    choice = {"message": message, "logprobs": None, "finish_reason": "tool_calls"}
+    with pytest.raises(ValueError, match="no readable logprobs"):
+        tokens_of(json.dumps({"choices": [choice]}).encode())
+
+
+def test_what_some_engines_write_and_json_does_not_know_is_read() -> None:
+    half = (
+        rb'{"choices":[{"logprobs":{"token_logprobs":[-1],"top_logprobs":[{"\ud83d":-1,"b":-2}]}}]}'
+    )
+    assert tokens_of(half) == Tokens([-1.0], [1.0])
+    assert logprobs_of(b'{"choices":[{"logprobs":{"token_logprobs":[-Infinity]}}]}') == [-math.inf]
+
+
+def test_a_long_answer_is_read_whole() -> None:
+    tokens = tokens_of(chat(*[(-0.5, [-0.5, -1.5])] * 2000))
+    assert tokens == Tokens([-0.5] * 2000, [1.0] * 2000)
