@@ -61,6 +61,8 @@ class Writer:
 
     def __init__(self, random: Random) -> None:
         self.random = random
+        # Half of all answers escape nothing that need not be, as most engines do.
+        self.plainly = random.choice([0.8, 1.0])
         self.before: list[str] = []
         self.after: list[str] = []
 
@@ -121,7 +123,7 @@ class Writer:
             raw = char.encode("utf-16-be", "surrogatepass")
             escaped = "".join(f"\\u{raw[at]:02x}{raw[at + 1]:02X}" for at in range(0, len(raw), 2))
             plain = char not in '"\\' and char >= " " and not "\ud800" <= char <= "\udfff"
-            out.append(char if plain and self.random.random() < 0.8 else escaped)
+            out.append(char if plain and self.random.random() < self.plainly else escaped)
         return f'"{"".join(out)}"'
 
 

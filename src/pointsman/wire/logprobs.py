@@ -5,6 +5,8 @@ is in `pointsman.domain.scores`; reading a whole answer is `pointsman.domain.cas
 """
 
 import math
+import re
+from collections.abc import Sequence
 
 import msgspec
 
@@ -69,10 +71,28 @@ def _at_least(number: int, wish: msgspec.Raw) -> bytes:
     return raw if raw.isdigit() and len(raw) < 10 and int(raw) > number else b"%d" % number
 
 
+KEY = re.compile(rb'"logprobs"\s*+:\s*+')
+LETTER = re.compile(rb"\\u00[67]")
+"""The escapes of lower-case letters, which may spell any key."""
+
+
+class Told(msgspec.Struct):
+    """A choice with what it tells of its tokens."""
+
+    logprobs: msgspec.Raw = ABSENT
+
+
+class Choices(msgspec.Struct):
+    """The choices of an answer or event."""
+
+    choices: list[Told] = []
+
+
 class Object(msgspec.Struct):
     """Any JSON object."""
 
 
+decode_choices = msgspec.json.Decoder(Choices).decode
 decode_object = msgspec.json.Decoder(Object).decode
 
 
@@ -84,9 +104,14 @@ def without_logprobs(body: bytes) -> bytes:
     >>> without_logprobs(b'{"choices":[ {"text":"a","logprobs": {"content":[]}} ],"logprobs":1}')
     b'{"choices":[ {"text":"a","logprobs": null} ],"logprobs":1}'
     """
-    # An escape may spell any key.
-    if b'"logprobs"' not in body and b"\\u00" not in body:
+    written = body.count(b'"logprobs"')
+    spelled = LETTER.search(body) is not None
+    if not written and not spelled:
         return body
+    if not spelled and (lengths := _lengths(body)) is not None and len(lengths) == written:
+        # As many as there are choices with the key, each of which has it at least once: these are the keys. The values
+        # are most of an answer, and this skips them at the speed of the decoder.
+        return _spliced(body, lengths)
     try:
         readable(decode_object, body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -97,6 +122,26 @@ def without_logprobs(body: bytes) -> bytes:
         if key == "choices" and body.startswith(b"[", start):
             parts += body[position:start], _choices_without(body[start:end])
             position = end
+    parts.append(body[position:])
+    return b"".join(parts)
+
+
+def _lengths(body: bytes) -> list[int] | None:
+    """Return the length of each choice's `logprobs`, None for what is no answer."""
+    try:
+        choices = readable(decode_choices, body).choices
+    except (ValueError, RecursionError):
+        return None
+    return [len(bytes(choice.logprobs)) for choice in choices if choice.logprobs]
+
+
+def _spliced(body: bytes, lengths: Sequence[int]) -> bytes:
+    """Return the body with null for the values, of these lengths, of all keys `logprobs`."""
+    parts: list[bytes] = []
+    position = 0
+    for key, length in zip(KEY.finditer(body), lengths, strict=True):
+        parts += body[position : key.end()], NULL
+        position = key.end() + length
     parts.append(body[position:])
     return b"".join(parts)
 
@@ -124,7 +169,7 @@ class Part(msgspec.Struct):
 class Event(msgspec.Struct):
     """What is read of an event of a stream: the other fields may be anything."""
 
-    choices: list[Part] = []
+    choices: list[Part] | None = None
     error: msgspec.Raw = ABSENT
 
 
@@ -172,11 +217,12 @@ class StreamTokens:
             event = readable(decode_event, content)
             if bytes(event.error) not in NOTHING:
                 self._add(UNKNOWN)
-            for part in event.choices:
+            for part in event.choices or ():
                 if part.index == 0:
-                    if part.logprobs is not None:
+                    if part.logprobs is not None and not part.logprobs.silent:
                         self._add(part.logprobs.tokens())
-                    self.ended = self.ended or part.finish_reason is not None
+                    # Some engines write "" for none.
+                    self.ended = self.ended or bool(part.finish_reason)
         except (ValueError, RecursionError):
             self._add(UNKNOWN)
 
