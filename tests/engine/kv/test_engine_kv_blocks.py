@@ -1,11 +1,13 @@
 """The names of KV blocks: the contract's vectors, and which blocks must not have one."""
 
+import doctest
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pointsman.engine.kv import blocks, envelope, pool
 from pointsman.engine.kv.blocks import BLOCK_TOKENS, Shape, block_hash, blocks_of, hashes_of
 from pointsman.engine.scheduler import BLOCK, GRID
 
@@ -46,6 +48,7 @@ def test_a_payload_has_keys_and_values_of_every_layer() -> None:
     assert Shape(1, 1, 2, block_tokens=2).payload_bytes == 16
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 49151), max_size=200))
 def test_a_block_has_a_hash_only_within_whole_chunks_before_the_last_token(
     tokens: list[int],
@@ -64,3 +67,8 @@ def test_the_hash_of_a_block_tells_what_came_before_it() -> None:
     ours, theirs = (hashes_of(tokens, whole_chunks=GRID) for tokens in (one, other))
     assert all(a != b for a, b in zip(ours[:4], theirs[:4], strict=True))
     assert ours[4] == theirs[4] == 0
+
+
+def test_the_examples_of_these_modules_run_as_shown() -> None:
+    for module in (blocks, envelope, pool):
+        assert doctest.testmod(module).failed == 0

@@ -3,7 +3,7 @@
 import struct
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pointsman.engine.kv.blocks import Block, Shape
@@ -45,6 +45,7 @@ def test_the_checksum_is_crc_32c() -> None:
     assert crc32c(b"") == 0
 
 
+@settings(deadline=None)
 @given(
     st.builds(Shape, st.integers(1, 3), st.integers(1, 3), st.integers(1, 4), st.integers(1, 4)),
     st.data(),
@@ -61,6 +62,7 @@ def test_what_is_encoded_is_decoded(shape: Shape, data: st.DataObject) -> None:
     assert decode(encode(blocks, shape), shape) == blocks
 
 
+@settings(deadline=None)
 @given(st.integers(0, len(FULL_BYTES) * 8 - 1))
 def test_no_flipped_bit_goes_unseen(bit: int) -> None:
     broken = bytearray(FULL_BYTES)

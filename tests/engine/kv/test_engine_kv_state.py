@@ -6,7 +6,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pointsman.engine.kv.blocks import Shape, blocks_of
@@ -71,6 +71,7 @@ def test_every_number_goes_to_its_place_and_back(n_tokens: int) -> None:
     assert layout.join(payloads, n_tokens) == state
 
 
+@settings(deadline=None)
 @given(
     st.builds(Shape, st.integers(1, 3), st.integers(1, 4), st.integers(1, 5), st.just(16)),
     st.integers(1, 40),

@@ -80,9 +80,10 @@ class KvTransfer:
         try:
             return await self._take(aiter(chunks))
         except _Refused as refused:
-            await context.abort(refused.code, str(refused))
+            code, details = refused.code, str(refused)
         except tuple(_CODES) as error:
-            await context.abort(_CODES[type(error)], str(error) or "the push has stalled")
+            code, details = _CODES[type(error)], str(error) or "the push has stalled"
+        await context.abort(code, details)
         raise AssertionError("abort returned")
 
     async def release(self, request: kv_pb2.ReleaseRequest, context: Any) -> kv_pb2.ReleaseResponse:
