@@ -8,6 +8,7 @@ import pytest
 
 from pointsman.errors import BadRequest
 from pointsman.wire.body import (
+    elements,
     members,
     parse_request,
     readable,
@@ -277,6 +278,29 @@ class TestChanging:
         assert list(members(b" { } ")) == []
 
     @pytest.mark.slow
+    @pytest.mark.parametrize(
+        ("array", "items"),
+        [
+            (b"[]", []),
+            (b" [ ] ", []),
+            (b"[1]", [b"1"]),
+            (b'[ null ,\n"a,]\\"" ]', [b"null", b'"a,]\\""']),
+            (b'[[],{"a":[1,2]} , {}]', [b"[]", b'{"a":[1,2]}', b"{}"]),
+        ],
+    )
+    def test_the_elements_of_an_array(self, array: bytes, items: list[bytes]) -> None:
+        assert [array[start:end] for start, end in elements(array)] == items
+
+    @pytest.mark.parametrize("depth", [*range(1, 13), 100, 900])
+    def test_a_value_may_be_nested_as_deeply_as_it_likes(self, depth: int) -> None:
+        inner = b"[" * depth + b'1,"]"' + b"]" * depth
+        mixed = inner.replace(b"[", b'{"a":[', 1)[:-1] + b"]}"
+        for value in (inner, mixed, b"[%b,%b]" % (inner, mixed)):
+            body = b'{"a":%b , "b":7}' % value
+            assert [body[i:j] for _, i, j in members(body)] == [value, b"7"]
+            array = b"[%b,7]" % value
+            assert [array[i:j] for i, j in elements(array)] == [value, b"7"]
+
     def test_large_bodies_are_spliced_in_time(self) -> None:
         tokens = b"[" + b"1," * 500_000 + b"1]"
         image = b'[{"image_url":"data:' + b"A" * (8 << 20) + b'"}]'

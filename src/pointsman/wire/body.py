@@ -42,7 +42,19 @@ MEMBER = re.compile(
     rb"\s*+(" + STRING + rb")\s*+:\s*+(?:(" + STRING + rb'|[^\s"{}\[\],]++)|([{\[]))', re.DOTALL
 )
 ELEMENT = re.compile(rb"\s*+(" + STRING + rb'|[^\s"{}\[\],]++)|\s*+([{\[])', re.DOTALL)
-BRACKET = re.compile(rb'[^"{}\[\]]*+(?:' + STRING + rb'[^"{}\[\]]*+)*+([{}\[\]])', re.DOTALL)
+# What stands between two brackets.
+FLAT = rb'[^"{}\[\]]*+(?:' + STRING + rb'[^"{}\[\]]*+)*+'
+
+
+def _nested(depth: int) -> bytes:
+    """Return the pattern of an object or array that holds at most `depth` further levels."""
+    inner = rb"(?:" + _nested(depth - 1) + FLAT + rb")*+" if depth else b""
+    return rb"[{\[]" + FLAT + inner + rb"[}\]]"
+
+
+SHALLOW = re.compile(_nested(7), re.DOTALL)
+"""What most values are, in one match. A deeper one is walked bracket by bracket, which takes five times as long."""
+BRACKET = re.compile(FLAT + rb"([{}\[\]])", re.DOTALL)
 
 LONE = rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
 PAIR = rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
@@ -96,7 +108,7 @@ def parse_request(body: bytes, request_id: str, affinity_bytes: int = 64) -> Inf
 
 
 def says_model_once(body: bytes) -> bool:
-    """Tell whether the top-level key `model` stands once in a body that has passed `parse_request`.
+    r"""Tell whether the top-level key `model` stands once in a body that has passed `parse_request`.
 
     >>> says_model_once(b'{"model":"a","x":{"model":"b"}}'), says_model_once(b'{"model":"a","mod\\u0065l":"b"}')
     (True, False)
@@ -204,6 +216,9 @@ def _mended(body: bytes) -> bytes:
 
 def _closing(body: bytes, position: int) -> int:
     """Return the end of an object or array, from behind its opening bracket."""
+    shallow = SHALLOW.match(body, position - 1)
+    if shallow is not None:
+        return shallow.end()
     depth = 1
     while depth:
         bracket = BRACKET.match(body, position)
