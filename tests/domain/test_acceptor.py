@@ -100,6 +100,17 @@ class TestTraining:
         acceptor = train(samples, ridge=1e-6)
         assert all((acceptor.probability(tokens) > 0.5) is right for tokens, right in samples)
 
+    def test_full_steps_that_would_run_away_are_halved(self) -> None:
+        answers = [(-1.0, 0.0, True), (-9.0, 2.0, False), (-9.0, 2.0, False), (-8.0, 1.0, False)]
+        answers.append((-8.0, 2.0, True))
+        samples = [(Tokens([logprob], [margin]), right) for logprob, margin, right in answers]
+        features, ridge = ("min_logprob", "mean_margin"), 1e-6
+        acceptor = train(samples, features, ridge)
+        best = log_loss(acceptor, samples, ridge)
+        assert best < log_loss(moved(acceptor, 0, -acceptor.weights[0]), samples, ridge)
+        for tokens, right in samples:
+            assert (acceptor.probability(tokens) > 0.9) is right
+
     def test_a_feature_that_never_varies_weighs_nothing(self) -> None:
         samples = [(Tokens([-0.1, -0.1], [0.7, 0.7]), right) for right in (True, False, True)]
         acceptor = train(samples, ("mean_logprob", "mean_margin"))

@@ -173,20 +173,22 @@ def _fit(inputs: Sequence[Sequence[float]], right: Sequence[float], ridge: float
     weights = [0.0] * len(inputs[0])
     penalties = [0.0, *[ridge] * (len(weights) - 1)]
     loss = _loss(inputs, right, weights, penalties)
-    for _ in range(STEPS):
+    size, steps = math.inf, 0
+    while size > SMALLEST_STEP and steps < STEPS:
         step = _newton_step(inputs, right, weights, penalties)
-        if max(map(abs, step)) < SMALLEST_STEP:
-            break
-        moved = [weight - change for weight, change in zip(weights, step, strict=True)]
-        after = _loss(inputs, right, moved, penalties)
-        while after > loss and max(map(abs, step)) >= SMALLEST_STEP:
+        moved = _minus(weights, step)
+        # A full step may jump over the minimum, where the loss is nearly flat; a halved one ends in no step at all.
+        while (after := _loss(inputs, right, moved, penalties)) > loss:
             step = [change / 2 for change in step]
-            moved = [weight - change for weight, change in zip(weights, step, strict=True)]
-            after = _loss(inputs, right, moved, penalties)
-        if after > loss:
-            break
+            moved = _minus(weights, step)
+        size = max(map(abs, step))
         weights, loss = moved, after
+        steps += 1
     return weights
+
+
+def _minus(left: Sequence[float], right: Sequence[float]) -> list[float]:
+    return [a - b for a, b in zip(left, right, strict=True)]
 
 
 def _loss(
