@@ -222,7 +222,7 @@ class TestStreamTokens:
             b'data: {"error":{"message":"out of memory"}}\n\n',
             b'event: error\ndata: {"error":"x","choices":[]}\n\n',
             event({"index": 0, "logprobs": {"content": 7}}),
-            event({"index": 0, "logprobs": {}}),
+            event({"index": 0, "logprobs": {"content": [{}]}}),
             b"data: " + b"[" * 100_000 + b"\n\n",
         ],
     )
@@ -231,6 +231,27 @@ class TestStreamTokens:
         assert stream.count == 2
         assert math.isnan(stream.tokens.logprobs[1])
         assert math.isnan(stream.tokens.margins[1])
+
+    @pytest.mark.parametrize(
+        "quiet",
+        [
+            event({"index": 0, "logprobs": {}}),
+            event({"index": 0, "logprobs": {"content": None, "refusal": None}}),
+            event({"index": 0, "logprobs": {"content": []}}),
+            event({"index": 0, "delta": {"tool_calls": [{"index": 0}]}}),
+            b'data: {"choices":null,"usage":{}}\n\n',
+            b"event: ping\ndata: {}\n\n",
+            b"data:\n\n",
+        ],
+    )
+    def test_what_brings_no_token_adds_none(self, quiet: bytes) -> None:
+        stream = fed(event(part(-0.5)), quiet, event(part(-0.25)))
+        assert stream.tokens == Tokens((-0.5, -0.25), (1.0, 1.0))
+        assert not stream.ended
+
+    @pytest.mark.parametrize("reason", [None, ""])
+    def test_an_empty_finish_reason_is_none(self, reason: str | None) -> None:
+        assert not fed(event(part(-0.5, finish_reason=reason))).ended
 
     def test_an_error_that_is_null_is_none(self) -> None:
         assert fed(event(part(-0.5), error=None)).tokens.logprobs == (-0.5,)

@@ -4,7 +4,15 @@ import msgspec
 import pytest
 
 from pointsman.wire.framing import LAST_CHUNK, chunk, payload
-from pointsman.wire.shape import Chunked, PublicModel, Unchunked, public_json
+from pointsman.wire.logprobs import without_logprobs
+from pointsman.wire.shape import (
+    Chunked,
+    Edited,
+    PublicModel,
+    Unchunked,
+    edited_json,
+    public_json,
+)
 
 PUBLIC = b'"smol"'
 
@@ -138,9 +146,9 @@ class TestPublicEvents:
         assert shape.end() == b'data: {"model":"smol"}\n'
         assert shaped(b"data: half") == b"data: half"
 
-    def test_an_event_whose_lines_would_not_match_is_untouched(self) -> None:
-        event = b'data: {"model":{\ndata: },"model":"v2"}\n\n'
-        assert shaped(event) == event
+    def test_lines_that_an_edit_leaves_out_are_empty(self) -> None:
+        event = b'data: {"model":{\ndata:},"model":"v2"}\n\n'
+        assert shaped(event) == b'data: {"model":"smol","model":"smol"}\ndata:\n\n'
 
     @pytest.mark.parametrize("chunked_in", [True, False])
     @pytest.mark.parametrize("chunked_out", [True, False])
@@ -162,3 +170,33 @@ class TestPublicEvents:
     def test_the_public_id_is_escaped_as_json(self) -> None:
         shape = PublicModel(msgspec.json.encode('a"b'), chunked_in=False, chunked_out=False)
         assert shape.feed(b'data: {"model":"v2"}\n\n') == b'data: {"model":"a\\"b"}\n\n'
+
+
+class TestEdited:
+    EVENT = b'data: {"model":"v2","choices":[{"text":"a","logprobs":{"content":[]}}]}\n\n'
+    BOTH = b'data: {"model":"smol","choices":[{"text":"a","logprobs":null}]}\n\n'
+
+    def test_all_edits_in_their_order(self) -> None:
+        assert edited_json(b"x", []) == b"x"
+        assert edited_json(b"x", [lambda body: body + b"1", lambda body: body + b"2"]) == b"x12"
+
+    def test_two_edits_of_one_stream(self) -> None:
+        edits = (lambda body: public_json(body, PUBLIC), without_logprobs)
+        for at in range(len(self.EVENT) + 1):
+            shape = Edited(edits, chunked_in=False, chunked_out=True)
+            pieces = (self.EVENT[:at], self.EVENT[at:], b": ping\n\ndata: [DONE]\n\n")
+            out = b"".join([shape.feed(piece) for piece in pieces]) + shape.end()
+            assert payload(out) == self.BOTH + b": ping\n\ndata: [DONE]\n\n"
+
+    def test_logprobs_over_several_lines_do_not_get_through(self) -> None:
+        shape = Edited([without_logprobs], chunked_in=False, chunked_out=False)
+        event = (
+            b'id: 1\r\ndata: {"choices":[{"logprobs":{\r\ndata: "content":[]\r\ndata: }}]}\r\n\r\n'
+        )
+        assert shape.feed(event) == (
+            b'id: 1\r\ndata: {"choices":[{"logprobs":null}]}\r\ndata: \r\ndata: \r\n\r\n'
+        )
+
+    def test_an_edit_that_adds_lines_is_not_made(self) -> None:
+        shape = Edited([lambda body: body + b"\n"], chunked_in=False, chunked_out=False)
+        assert shape.feed(b"data: 1\n\n") == b"data: 1\n\n"

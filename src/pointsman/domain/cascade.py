@@ -152,6 +152,11 @@ class Logprobs(msgspec.Struct):
     token_logprobs: list[float | None] | None = None
     top_logprobs: list[dict[str, float | None] | None] | None = None
 
+    @property
+    def silent(self) -> bool:
+        """Whether neither form is there, as in events of a stream that bring no token."""
+        return self.content is None and self.token_logprobs is None
+
     def tokens(self) -> Tokens:
         """Return what is said of the tokens; a null logprob is NaN, and so is a margin without two entries.
 

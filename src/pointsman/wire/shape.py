@@ -70,7 +70,8 @@ class Chunked:
 class Edited:
     """Changes the JSON of every event: the public model id into it, say, or the logprobs out of it.
 
-    Comments and `[DONE]` pass untouched, and so does an event whose data an edit would break over other lines.
+    Comments and `[DONE]` pass untouched, and so does an event whose data an edit would break over more lines. Where an
+    edit leaves fewer, the last ones are empty, which is whitespace behind the JSON.
     """
 
     __slots__ = ("_chunked_in", "_chunked_out", "_edits", "_events")
@@ -99,8 +100,8 @@ class Edited:
         if not data or data == DONE:
             return event
         edited = edited_json(data, self._edits)
-        # Not as many lines: an older value of the same key was none that a client can rely on.
-        return with_data(event, edited) if edited.count(b"\n") == data.count(b"\n") else event
+        missing = data.count(b"\n") - edited.count(b"\n")
+        return with_data(event, edited + b"\n" * missing) if missing >= 0 else event
 
 
 class PublicModel(Edited):
