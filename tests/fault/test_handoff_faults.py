@@ -182,6 +182,18 @@ async def another_answers(it: Fleet, body: dict[str, Any]) -> None:
     assert text_of(await it.client.ask(post(body))) == answer_to(body)
 
 
+@BOTH
+async def test_each_worker_counts_while_it_works(body: dict[str, Any]) -> None:
+    stages = [("p", "tokenizing"), ("p", "prefilling"), ("p", "pushed"), ("d", "claimed")]
+    for who, stage in stages:
+        async with fleet() as it:
+            await at(who, stage, HANG)(it)
+            await it.client.send(post(body))
+            await (it.prefill if who == "p" else it.decode).reached(stage)
+            assert leased(it) == ({"d1": 1, "p1": 1} if who == "p" else {"d1": 1})
+            it.client.leave()
+
+
 # One fails, another one of its kind takes over.
 
 

@@ -425,7 +425,8 @@ def _resume(
     if isinstance(received, Lost):
         transfer.outcome = "failed"
         return Failure(received, worker)
-    if received and result.head.status < 300:
+    # A worker that computed the prompt itself has not used up what was pushed to it.
+    if received and result.head.status < 300 and transfer.outcome != "recomputed":
         handoff.finished()
     return None
 

@@ -481,6 +481,8 @@ class FakePrefill(_RpcWorker):
 
     async def _prefill(self, request: PrefillRequest, context: Any) -> PrefillResponse:
         self.prefills.append(request)
+        if request.request_id in self._running:
+            await _abort(context, Status("ALREADY_EXISTS"))
         work = asyncio.get_running_loop().create_task(self._compute(request))
         self._running[request.request_id] = work
         try:
@@ -641,7 +643,7 @@ class FakeDecode(FakeUnified, _RpcWorker):
     first chunk of a push is there), `received` (all of it is, nothing is said); `releasing`. `held` are the handles
     that hold blocks, `pushed` those that came whole, `claimed` those that were asked for by requests, `ended` those
     that were generated from to a clean end, and `released` those of the Release calls; each in order. One that
-    `recomputes` says that no token came by the hand-off.
+    `recomputes` computes the prompt itself, and leaves what was pushed where it is.
     """
 
     role = Role.DECODE
@@ -719,14 +721,18 @@ class FakeDecode(FakeUnified, _RpcWorker):
             error = {"message": "no such handle", "type": "invalid_request_error", "param": None}
             await talk.send(json_answer({"error": {**error, "code": "kv_handle_not_found"}}, 404))
             return
-        self.claimed.append(handle)
-        await self._pass(talk, "claimed")
         prefill = PrefillRequest.FromString(order)
-        came = 0 if self.recomputes else len(prefill.prompt_ids)
-        tokens = f"x-tl-kv-tokens: {came}\r\n"
-        await self._generate(talk, path, body, self._resumed(path, body, prefill), tokens)
-        self.held.pop(handle, None)
-        self.ended.append(handle)
+        came = len(prefill.prompt_ids)
+        if self.recomputes:
+            came = 0
+        else:
+            self.claimed.append(handle)
+            await self._pass(talk, "claimed")
+        words = self._resumed(path, body, prefill)
+        await self._generate(talk, path, body, words, f"x-tl-kv-tokens: {came}\r\n")
+        if not self.recomputes:
+            self.held.pop(handle, None)
+            self.ended.append(handle)
 
     def _resumed(self, path: str, body: dict[str, Any], prefill: PrefillRequest) -> list[str]:
         """Return what is generated: that of the request, where the prefill worker was told the same."""
