@@ -128,6 +128,7 @@ class Gateway:
         self._set_handoffs()
         self._acceptors = parts.acceptors(options)
         self._cascades = Cascades(self._acceptors)
+        self.metrics.calibrations = self._cascades.calibrations
         self.address = self.health_address = ("", 0)
         self.registry_port = 0
         self.draining = False
@@ -165,6 +166,7 @@ class Gateway:
             cascades=self._cascades,
             **self._plane_options(),
         )
+        self.metrics.calls_dropped = lambda: self._plane.calls.dropped
         self._health = AsgiServer(
             health_app(self._not_ready, self.metrics.render), deadlines, self.metrics, limits
         )
@@ -337,6 +339,7 @@ class Gateway:
                 parse=lambda body, request_id: parse_request(
                     body, request_id, self.config.affinity_bytes
                 ),
+                calibrations=self._cascades.calibrations,
                 stats=lambda: Stats(**msgspec.structs.asdict(self.metrics.totals())),
                 configuration=self.configuration,
                 reload=lambda: self.reload("api"),

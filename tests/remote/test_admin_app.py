@@ -109,8 +109,11 @@ async def test_an_explanation_and_a_decision(run: "Run") -> None:
         nobody = await shell("explain", "--model", "nobody")
         assert squeezed(nobody.stdout)[-1].endswith("(404 model_not_found)")
         tried = Tried(
-            **{"worker_id": "a", "served_model": "org/smol", "reason": "canary"},
-            **{"policy_reason": "load", "outcome": "answered"},
+            worker_id="a",
+            served_model="org/smol",
+            reason="canary",
+            policy_reason="load",
+            outcome="answered",
             after_s=0.0,
             candidates=(),
             candidate_count=1,

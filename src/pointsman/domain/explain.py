@@ -33,6 +33,8 @@ __all__ = [
     "Decision",
     "Draw",
     "Explanation",
+    "HandedOff",
+    "Judged",
     "Refusal",
     "Share",
     "Tried",
@@ -116,12 +118,40 @@ class Explanation(Struct, frozen=True, kw_only=True):
     refusal: Refusal | None
 
 
+class HandedOff(Struct, frozen=True, kw_only=True):
+    """How a prompt went from a prefill worker to the decode worker.
+
+    `outcome` is direct (too short for it), handed_over, recomputed, refused, failed or abandoned; `tokens` are those of
+    the prompt, `cached` those that the prefill worker had, `resumed` those that the decode worker says it got, None
+    where it says nothing; the times are seconds, None for what did not take place.
+    """
+
+    prefill_worker_id: str
+    outcome: str
+    tokens: int
+    cached: int
+    resumed: int | None
+    tokenize_s: float | None
+    prefill_s: float | None
+
+
+class Judged(Struct, frozen=True, kw_only=True):
+    """What a step of a cascade thought of its answer: the score, None where it had none, and what was used for it."""
+
+    value: float | None
+    kept: bool
+    prompt_tokens: int
+    completion_tokens: int
+
+
 class Tried(Struct, frozen=True, kw_only=True):
     """One attempt of a past request.
 
     `after_s` is when it began, in seconds from the request's arrival. `outcome` is "answered", "client_gone", "broken:"
-    and why, or how the attempt failed. `candidates` are all that the policy picked from, with the loads of that moment;
-    of more than 64 only their count is known.
+    and why, how the attempt failed, or "rejected" for an answer that a cascade did not keep. `cascade_step` is -1
+    without a cascade. `failed_worker_id` is who is to blame, which in a hand-off may be the prefill worker.
+    `candidates` are all that the policy picked from, with the loads of that moment; of more than 64 only their count is
+    known.
     """
 
     worker_id: str
@@ -132,6 +162,10 @@ class Tried(Struct, frozen=True, kw_only=True):
     outcome: str
     candidates: tuple[Candidate, ...]
     candidate_count: int
+    cascade_step: int = -1
+    failed_worker_id: str | None = None
+    handoff: HandedOff | None = None
+    verdict: Judged | None = None
 
 
 class Decision(Struct, frozen=True, kw_only=True):

@@ -11,7 +11,14 @@ What it does not do: keep prompts, keys or answers; survive a restart.
 from collections import deque
 from collections.abc import Callable
 
-from pointsman.domain.explain import Candidate, Decision, Tried, candidates_of
+from pointsman.domain.explain import (
+    Candidate,
+    Decision,
+    HandedOff,
+    Judged,
+    Tried,
+    candidates_of,
+)
 from pointsman.domain.policy import Policy
 from pointsman.domain.policy.consideration import Considers
 from pointsman.flow.exchange import CLIENT_GONE, Attempt, Exchange
@@ -87,7 +94,7 @@ class Decisions:
             first_byte_s=x.first_byte_at - x.started if x.first_byte_at else None,
             attempts=tuple(
                 [
-                    self._tried(x, attempt, _outcome(x) if index == last else attempt.failure)
+                    self._tried(x, attempt, _outcome(x) if index == last else _ended(attempt))
                     for index, attempt in enumerate(x.tries)
                 ]
             ),
@@ -104,6 +111,10 @@ class Decisions:
             outcome=outcome,
             candidates=self._candidates(x, attempt),
             candidate_count=len(target.candidates),
+            cascade_step=target.cascade_step,
+            failed_worker_id=None if attempt.failed is None else attempt.failed.id,
+            handoff=_handed_off(attempt),
+            verdict=_judged(attempt),
         )
 
     def _candidates(self, x: Exchange, attempt: Attempt) -> tuple[Candidate, ...]:
@@ -129,8 +140,44 @@ class Decisions:
         return None
 
 
+def _handed_off(attempt: Attempt) -> HandedOff | None:
+    transfer, prefill = attempt.transfer, attempt.target.prefill
+    if transfer is None or prefill is None:
+        return None
+
+    def between(start: float, end: float) -> float | None:
+        return end - start if start and end else None
+
+    return HandedOff(
+        prefill_worker_id=prefill.id,
+        outcome=transfer.outcome,
+        tokens=transfer.tokens,
+        cached=transfer.cached,
+        resumed=None if transfer.resumed < 0 else transfer.resumed,
+        tokenize_s=between(transfer.tokenize_at, transfer.prefill_at),
+        prefill_s=between(transfer.prefill_at, transfer.decode_at),
+    )
+
+
+def _judged(attempt: Attempt) -> Judged | None:
+    verdict = attempt.verdict
+    if verdict is None:
+        return None
+    return Judged(
+        value=verdict.value,
+        kept=verdict.kept,
+        prompt_tokens=verdict.prompt_tokens,
+        completion_tokens=verdict.completion_tokens,
+    )
+
+
+def _ended(attempt: Attempt) -> str:
+    rejected = attempt.verdict is not None and not attempt.verdict.kept
+    return attempt.failure or ("rejected" if rejected else "")
+
+
 def _outcome(x: Exchange) -> str:
-    failure = x.tries[-1].failure
+    failure = _ended(x.tries[-1])
     if failure:
         return failure
     if x.error in ("", CLIENT_GONE):

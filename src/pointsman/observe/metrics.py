@@ -26,8 +26,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from pointsman.domain.calibration import Calibrations
 from pointsman.domain.worker import Role, Worker, load_of
 from pointsman.flow.exchange import CLIENT_GONE, Exchange
+from pointsman.observe.beyond import Handovers, cascade_families
 
 __all__ = ["Metrics", "Totals"]
 
@@ -112,7 +114,8 @@ class Metrics:
     `route_epoch` and `drained` return the epoch of the routes and the models that are drained; `known` tells of a model
     whether anybody still has it, and a scrape forgets those that nobody has; `wall` is the time in seconds since 1970.
 
-    `lines_dropped` and `spans` may be set to what returns how many log lines were dropped and how many spans ended how.
+    `lines_dropped`, `spans` and `calls_dropped` may be set to what returns how many log lines were dropped, how many
+    spans ended how, and how many calls of ended requests were not made; `calibrations` are those of the cascades.
     """
 
     def __init__(
@@ -133,6 +136,9 @@ class Metrics:
         self._wall = wall
         self.lines_dropped: Callable[[], int] = lambda: 0
         self.spans: Callable[[], dict[str, int]] = lambda: {}
+        self.calibrations = Calibrations()
+        self.calls_dropped: Callable[[], int] = lambda: 0
+        self._handovers = Handovers()
         self._started_at = self._reloaded_at = wall()
         self._models: dict[str, str] = {}
         self._tenants: dict[str, str] = {}
@@ -182,7 +188,7 @@ class Metrics:
             waits.sum += waited
 
         tries = x.tries
-        if error or len(tries) != 1 or tries[0].failure:
+        if error or len(tries) != 1 or tries[0].failure or tries[0].transfer is not None:
             self._count_tries(x, model)
             return
         target = tries[0].target
@@ -323,7 +329,13 @@ class Metrics:
         ended = CLIENT_GONE if x.error == CLIENT_GONE else "broken" if x.error else "answered"
         for each in x.tries:
             target = each.target
-            self._new_tries(target.worker.id, target.reason, each.failure or ended, model)
+            # In a hand-off the worker to blame may be the other one.
+            worker = each.failed or target.worker
+            rejected = each.verdict is not None and not each.verdict.kept
+            outcome = each.failure or ("rejected" if rejected else ended)
+            self._new_tries(worker.id, target.reason, outcome, model)
+            if each.transfer is not None:
+                self._handovers.count(x, each)
         for each in x.tries[:-1]:
             if each.failure:
                 _add(self._failovers, each.failure)
@@ -353,6 +365,8 @@ class Metrics:
         yield from self._durations()
         yield from self._attempts()
         yield from self._counts()
+        yield from self._handovers.families()
+        yield from cascade_families(self.calibrations)
         yield from self._configuration()
         yield from self._live()
 
@@ -460,6 +474,11 @@ class Metrics:
             "tl_gateway_log_lines_dropped_total",
             "Log lines that nobody took in time.",
             value=self.lines_dropped(),
+        )
+        yield CounterMetricFamily(
+            "tl_gateway_calls_dropped_total",
+            "Calls of ended requests (releases, comparisons) not made, as too many were under way.",
+            value=self.calls_dropped(),
         )
         connections = GaugeMetricFamily(
             "tl_gateway_connections", "Open connections.", labels=["side"]

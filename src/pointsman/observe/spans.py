@@ -22,7 +22,7 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 from opentelemetry.util.types import AttributeValue
 
 from pointsman import __version__
-from pointsman.flow.exchange import CLIENT_GONE, Exchange
+from pointsman.flow.exchange import CLIENT_GONE, Attempt, Exchange
 from pointsman.observe.logs import SERVICE, from_outside
 
 __all__ = ["Spans", "exporter_to", "sampled"]
@@ -100,7 +100,7 @@ class Spans:
         if not x.trace or not sampled(x.trace, x.parent, self._sample):
             return
         if self._made - self._exporter.done > WAITING_MAX:
-            self._dropped += 3 + bool(x.tries)
+            self._dropped += 3 + bool(x.tries) + sum(each.transfer is not None for each in x.tries)
             return
         for span in self._spans(x):
             self._made += 1
@@ -197,6 +197,24 @@ class Spans:
                     status,
                 )
             )
+        for each in x.tries:
+            transfer = each.transfer
+            if transfer is None or not transfer.prefill_at:
+                continue
+            prefill = context(self._random_bits(64) or 1)
+            ended_at = transfer.decode_at or each.over_at or x.finished_at
+            spans.append(
+                span(
+                    "tl.engine.v1.EngineControl/Prefill",
+                    prefill,
+                    route,
+                    SpanKind.CLIENT,
+                    transfer.prefill_at,
+                    ended_at,
+                    _of_prefill(each),
+                    status=UNSET if transfer.decode_at else Status(StatusCode.ERROR, each.failure),
+                )
+            )
         return spans
 
 
@@ -280,6 +298,22 @@ def _of_call(x: Exchange) -> Attributes:
     if x.first_byte_at and not last.failure:
         attributes["tl.proxy.first_byte_ms"] = round((x.first_byte_at - x.tries[0].at) * 1000, 3)
     return attributes
+
+
+def _of_prefill(attempt: Attempt) -> Attributes:
+    transfer, prefill = attempt.transfer, attempt.target.prefill
+    assert transfer is not None
+    assert prefill is not None
+    return {
+        "rpc.system": "grpc",
+        "rpc.service": "tl.engine.v1.EngineControl",
+        "rpc.method": "Prefill",
+        "tl.route.worker_id": prefill.id,
+        "tl.prefill.decode_worker_id": attempt.target.worker.id,
+        "tl.prefill.tokens": transfer.tokens,
+        "tl.prefill.cached_tokens": transfer.cached,
+        "tl.prefill.outcome": transfer.outcome,
+    }
 
 
 def _failures(x: Exchange, at: Callable[[float], int]) -> list[Event]:

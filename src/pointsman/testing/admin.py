@@ -19,6 +19,7 @@ from pointsman.control.changes import Changes
 from pointsman.control.keyfile import KeyFile
 from pointsman.control.reload import Configuration, Reload
 from pointsman.control.store import Store
+from pointsman.domain.calibration import Calibrations
 from pointsman.domain.explain import Decision
 from pointsman.domain.keys import Keyring, Principal, Scope
 from pointsman.domain.policy.least_outstanding import LeastOutstanding
@@ -125,6 +126,7 @@ class Operated:
             running=lambda: self.live,
             decisions=self._decisions,
             parse=parse_request,
+            calibrations=Calibrations(),
             stats=self._stats,
             configuration=self._configuration,
             reload=self._reload,

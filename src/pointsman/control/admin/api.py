@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from pointsman.control.admin import decisions, fleet, gateway, keys, routes
+from pointsman.control.admin import cascades, decisions, fleet, gateway, keys, routes
 from pointsman.control.admin.endpoint import Call, Endpoint, Place, endpoint, error_response
 from pointsman.control.admin.guard import Guard
 from pointsman.control.admin.openapi import document
@@ -40,6 +40,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     routes.put_routes,
     decisions.explain_route,
     decisions.list_decisions,
+    cascades.list_cascades,
     keys.list_keys,
     keys.create_key,
     keys.revoke_key,

@@ -7,6 +7,7 @@ from pointsman.control.admin.shapes import Stats
 from pointsman.control.changes import Changes
 from pointsman.control.keyfile import KeyFile
 from pointsman.control.reload import Configuration, Reload
+from pointsman.domain.calibration import Calibrations
 from pointsman.domain.explain import Decision
 from pointsman.domain.registry import Registry
 from pointsman.domain.request import InferenceRequest
@@ -33,6 +34,7 @@ class AdminParts:
     running: Callable[[], Iterable[tuple[Worker, float]]]
     decisions: Callable[..., list[Decision]]
     parse: Callable[[bytes, str], InferenceRequest]
+    calibrations: Calibrations
     stats: Callable[[], Stats]
     configuration: Callable[[], Configuration]
     reload: Callable[[], Awaitable[Reload]]
