@@ -19,7 +19,8 @@ from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from enum import Enum
+from typing import Any, ClassVar, Self
 
 import grpc
 import grpc.aio
@@ -132,6 +133,27 @@ class Status(msgspec.Struct, frozen=True):
 
 
 Fault = Then | Say | Status
+
+
+class Stage(Enum):
+    """What is going on at a stage, and with that, what can go wrong there."""
+
+    REQUEST = "an HTTP request to which nothing is said yet"
+    ANSWER = "an HTTP answer of which something is out"
+    CALL = "a gRPC call"
+    NOTE = "something that is over"
+
+    def allows(self, fault: Fault) -> bool:
+        """Say whether a fault can be told from going well, and from another one, by whoever asks."""
+        match self:
+            case Stage.REQUEST:
+                return not isinstance(fault, Status)
+            case Stage.ANSWER:
+                return isinstance(fault, Then)
+            case Stage.CALL:
+                return isinstance(fault, Status) or fault in (HANG, RESET, DIE)
+            case Stage.NOTE:
+                return False
 
 
 class Over(Exception):
@@ -261,6 +283,10 @@ class Gate:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         host, _, port = self._behind.rpartition(":")
         there, back = await asyncio.open_connection(host, int(port))
+        if self._server is None:  # It was shut while this one was let in.
+            back.transport.abort()
+            writer.transport.abort()
+            return
         self._passing |= {writer, back}
         loop = asyncio.get_running_loop()
         for source, sink, other in ((reader, back, writer), (there, writer, back)):
@@ -295,6 +321,7 @@ class _Worker:
     """What all workers have: a name, an HTTP surface, and stages."""
 
     role = Role.UNIFIED
+    stages: ClassVar[Mapping[str, Stage]]
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -311,19 +338,31 @@ class _Worker:
 
     async def __aexit__(self, *_: object) -> None:
         await self.die()
+        if self._dying is not None:
+            await self._dying
 
     def fail(self, stage: str, *faults: Fault | None) -> None:
-        """Say what goes wrong at a stage, the next times that it is reached; None for nothing."""
+        """Say what goes wrong at a stage, the next times that it is reached; None for nothing.
+
+        Raises ValueError for a stage that the worker does not have, and for what cannot go wrong there: a test whose
+        fault never happens could not fail.
+        """
+        kind = self._known(stage)
+        for fault in faults:
+            if fault is not None and not kind.allows(fault):
+                raise ValueError(f"{fault} cannot happen at {stage!r}: it is {kind.value}")
         self._faults[stage] += faults
 
     async def reached(self, stage: str, times: int = 1) -> None:
         """Wait until a stage has been reached so many times in all. Raises TimeoutError where it never is."""
+        self._known(stage)
         async with asyncio.timeout(PATIENCE_S):
             while self._seen[stage] < times:
                 await self._changed.wait()
 
     def seen(self, stage: str) -> int:
         """Return how many times a stage has been reached."""
+        self._known(stage)
         return self._seen[stage]
 
     async def die(self) -> None:
@@ -334,6 +373,12 @@ class _Worker:
     def described(self) -> WorkerReport:
         """Return the worker as it announces itself."""
         return WorkerReport(self.name, self.http.address, "m", role=self.role)
+
+    def _known(self, stage: str) -> Stage:
+        kind = self.stages.get(stage)
+        if kind is None:
+            raise ValueError(f"{stage!r} is none of the stages {', '.join(self.stages)}")
+        return kind
 
     def _enter(self, stage: str) -> Fault | None:
         self._seen[stage] += 1
@@ -395,9 +440,7 @@ class _RpcWorker(_Worker):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.die()
-        if self._dying is not None:
-            await self._dying
+        await super().__aexit__()
         await self.gate.close()
         await self._server.stop(None)
 
@@ -439,12 +482,23 @@ class FakePrefill(_RpcWorker):
 
     Its stages: `tokenizing` (read, nothing said), `tokenized` (half of the answer is out); `prefilling` (a Prefill
     came, nothing is pushed), `pushing` (the first chunk is out), `pushed` (the decode worker has all, the gateway has
-    no answer), `prefilled` (it has); `informing`, `cancelling`. `prefills` are the orders that came, `cancelled` the
-    request ids of the Cancel calls.
+    no answer), `prefilled` (it has); `informing`, `cancelling`, `draining`. `prefills` are the orders that came,
+    `cancelled` the request ids of the Cancel calls.
     """
 
     role = Role.PREFILL
     service = "tl.engine.v1.EngineControl"
+    stages: ClassVar[Mapping[str, Stage]] = {
+        "tokenizing": Stage.REQUEST,
+        "tokenized": Stage.ANSWER,
+        "prefilling": Stage.CALL,
+        "pushing": Stage.CALL,
+        "pushed": Stage.CALL,
+        "prefilled": Stage.NOTE,
+        "informing": Stage.CALL,
+        "cancelling": Stage.CALL,
+        "draining": Stage.CALL,
+    }
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -487,8 +541,10 @@ class FakePrefill(_RpcWorker):
         self._running[request.request_id] = work
         try:
             await asyncio.wait((work,))
+        except asyncio.CancelledError:  # Whoever asked has gone.
+            self._enter("abandoned")
+            raise
         finally:
-            # Whoever asked has gone, or it is over anyway.
             work.cancel()
             with suppress(asyncio.CancelledError, Refused):
                 await work
@@ -578,6 +634,14 @@ class FakeUnified(_Worker):
     `middle` (half of it is), `ended`. `bodies` are the requests that came.
     """
 
+    stages: ClassVar[Mapping[str, Stage]] = {
+        "asked": Stage.REQUEST,
+        "head": Stage.ANSWER,
+        "begun": Stage.ANSWER,
+        "middle": Stage.ANSWER,
+        "ended": Stage.NOTE,
+    }
+
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.bodies: list[dict[str, Any]] = []
@@ -648,6 +712,14 @@ class FakeDecode(FakeUnified, _RpcWorker):
 
     role = Role.DECODE
     service = "tl.kv.v1.KvTransferService"
+    stages: ClassVar[Mapping[str, Stage]] = {
+        **FakeUnified.stages,
+        "claimed": Stage.REQUEST,
+        "receiving": Stage.CALL,
+        "received": Stage.CALL,
+        "releasing": Stage.CALL,
+        "released": Stage.NOTE,
+    }
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -693,6 +765,8 @@ class FakeDecode(FakeUnified, _RpcWorker):
                 raise Refused(Status("INVALID_ARGUMENT", "the push is not whole"))
             if name in self.released:
                 raise Refused(Status("FAILED_PRECONDITION", "the handle was released"))
+            if self.dead:  # The last of it was already on its way inwards.
+                raise Refused(Status("UNAVAILABLE", "dead"))
         except Refused as refused:
             await _abort(context, refused.status)
         self.held[name] = b"".join(parts)
