@@ -525,6 +525,8 @@ async def test_a_cancel_that_fails_does_not_keep_the_release_back(fault: Fault) 
         await it.client.send(post(PLAIN))
         await it.prefill.reached("prefilling")
         it.client.leave()
+        async with asyncio.timeout(1.0):
+            await it.prefill.reached("abandoned")
         await it.decode.reached("released")
     assert it.decode.released == it.prefill.cancelled
 
