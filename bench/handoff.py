@@ -185,8 +185,13 @@ class _Hop(socketserver.StreamRequestHandler):
             back.join()
 
     def _head(self) -> bytes:
-        lines = list(iter(self.rfile.readline, b"\r\n"))
-        return b"".join(lines) + b"\r\n" if lines and lines[-1] else b""
+        """The next head with its empty line; b"" when the gateway has closed the connection."""
+        head = b""
+        while line := self.rfile.readline():
+            head += line
+            if line == b"\r\n":
+                return head
+        return b""
 
     def _answers(self, worker: socket.socket) -> None:
         with contextlib.suppress(OSError):
