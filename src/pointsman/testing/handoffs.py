@@ -482,8 +482,8 @@ class FakePrefill(_RpcWorker):
 
     Its stages: `tokenizing` (read, nothing said), `tokenized` (half of the answer is out); `prefilling` (a Prefill
     came, nothing is pushed), `pushing` (the first chunk is out), `pushed` (the decode worker has all, the gateway has
-    no answer), `prefilled` (it has); `informing`, `cancelling`, `draining`. `prefills` are the orders that came,
-    `cancelled` the request ids of the Cancel calls.
+    no answer), `prefilled` (it has), `abandoned` (whoever asked has gone); `informing`, `cancelling`, `draining`.
+    `prefills` are the orders that came, `cancelled` the request ids of the Cancel calls.
     """
 
     role = Role.PREFILL
@@ -495,6 +495,7 @@ class FakePrefill(_RpcWorker):
         "pushing": Stage.CALL,
         "pushed": Stage.CALL,
         "prefilled": Stage.NOTE,
+        "abandoned": Stage.NOTE,
         "informing": Stage.CALL,
         "cancelling": Stage.CALL,
         "draining": Stage.CALL,
