@@ -371,5 +371,5 @@ class Story(RuleBasedStateMachine):
             push.commit()
 
 
-TestStory = Story.TestCase
-TestStory.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestStory = pytest.mark.slow(Story.TestCase)
+TestStory.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

@@ -225,7 +225,7 @@ def test_a_decode_worker_that_cannot_be_reached_is_unavailable() -> None:
 def test_a_decode_worker_that_does_not_answer_costs_no_more_than_the_timeout() -> None:
     async def story(pusher: Pusher, decode: Decode) -> None:
         decode.hangs = asyncio.Event()
-        failed = await failure(push(pusher, decode, timeout_s=0.3))
+        failed = await failure(push(pusher, decode, timeout_s=0.2))
         assert (failed.code, failed.decode_fault) == (Code.DEADLINE_EXCEEDED, True)
         assert decode.hangs.is_set()
 
@@ -372,11 +372,11 @@ def test_the_trouble_of_one_push_does_not_end_another_one() -> None:
             *(push(pusher, decode, handle_id=str(i)) for i in range(5)),
             return_exceptions=True,
         )
-        assert isinstance(results[0], PushFailed)
-        assert all(isinstance(result, Pushed) for result in results[1:])
+        assert [getattr(result, "code", None) for result in results] == [Code.ABORTED] + [None] * 5
         assert decode.pool.handles == set("01234")
 
-    talk(story)
+    # Until they are over, pushes of one prompt do not share its blocks.
+    talk(story, capacity=6 * 5)
 
 
 def test_no_more_connections_are_kept_than_promised(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,7 +387,7 @@ def test_no_more_connections_are_kept_than_promised(monkeypatch: pytest.MonkeyPa
                 await push(pusher, target)
             # One that is in use is not closed, but not kept either.
             decode.hangs = asyncio.Event()
-            hanging = asyncio.ensure_future(push(pusher, decode, timeout_s=0.3))
+            hanging = asyncio.ensure_future(push(pusher, decode, timeout_s=0.2))
             await decode.hangs.wait()
             await push(pusher, other)
             assert not hanging.done()

@@ -246,6 +246,7 @@ def test_a_push_that_is_refused_leaves_nothing(
     talk(story)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_whatever_is_pushed_nothing_is_kept_of_a_refused_push(data: st.DataObject) -> None:
