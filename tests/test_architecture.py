@@ -58,6 +58,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "parts": {"config", "control", "domain", "errors", "net", "msgspec"},
     "cli_admin": {"control", "typer"},
+    "cli_cascade": {"domain", "errors", "sweep", "rich", "typer"},
     "cli_config": {"config", "typer"},
     "cli_keys": {"control", "domain", "msgspec", "rich", "typer"},
     "cli_operator": {"domain", "remote", "msgspec", "rich", "typer"},

@@ -20,7 +20,9 @@ SAMPLES = [
 ]
 POINTS = curve(SAMPLES)
 KNEE = Choice("knee", POINTS[31], (-0.4, -0.2), (3.0, 8.0), None)
-SWEEP = Sweep("mean_logprob", ">=", SAMPLES, POINTS, 0.7, None, [KNEE], ["cost of at most 0.5"])
+SWEEP = Sweep(
+    "mean_logprob", ">=", SAMPLES, POINTS, 0.7, (0.6, 0.8), None, [KNEE], ["cost of at most 0.5"]
+)
 
 needs_matplotlib = pytest.mark.skipif(
     importlib.util.find_spec("matplotlib") is None, reason="needs the plot extra"
@@ -37,9 +39,9 @@ def text_of(sweep: Sweep, rows: int = 8) -> str:
 def test_the_table_has_both_models_some_thresholds_and_the_rule_to_use() -> None:
     text = text_of(SWEEP)
     assert "60 prompts; small alone: accuracy 66.7%, cost 1; large alone: accuracy 100.0%" in text
-    assert "gap recovered (APGR): 0.700" in text
+    assert "gap recovered (APGR): 0.700 (0.600 to 0.800), at random 0.5" in text
     assert "(AUC): undefined" in text
-    assert "1 small answers have no mean_logprob: always escalated" in text
+    assert "small answers without a mean_logprob, always escalated: 1" in text
     assert f'knee: accept_if = "mean_logprob >= {KNEE.point.tau}"' in text
     assert "(-0.4 to -0.2)" in text
     assert "(no interval)" in text
@@ -49,7 +51,7 @@ def test_the_table_has_both_models_some_thresholds_and_the_rule_to_use() -> None
 
 
 def test_a_curve_without_a_knee_says_so() -> None:
-    text = text_of(Sweep("m", ">=", SAMPLES, POINTS, 0.5, 0.5, [], ["knee"]))
+    text = text_of(Sweep("m", ">=", SAMPLES, POINTS, 0.5, None, 0.5, [], ["knee"]))
     assert "no knee: no threshold does better than escalating at random" in text
 
 
@@ -63,7 +65,7 @@ def test_about_as_many_thresholds_are_shown_as_wanted_and_all_that_are_marked(ro
 
 def test_one_threshold_is_shown_as_one() -> None:
     single = [Point(0.0, 1.0, 11.0, 1.0)]
-    assert shown(Sweep("m", ">=", SAMPLES[:1], single, None, None, [], []), 12) == single
+    assert shown(Sweep("m", ">=", SAMPLES[:1], single, None, None, None, [], []), 12) == single
 
 
 def test_csv_has_every_threshold_with_every_bit() -> None:
@@ -107,7 +109,7 @@ def test_a_picture_names_what_it_shows_and_is_the_same_again(tmp_path: Path) -> 
 @needs_matplotlib
 @pytest.mark.slow
 def test_a_picture_may_be_pixels_and_of_a_falling_score(tmp_path: Path) -> None:
-    falling = Sweep("perplexity", "<=", SAMPLES[:1], curve(SAMPLES[:1]), None, None, [], [])
+    falling = Sweep("perplexity", "<=", SAMPLES[:1], curve(SAMPLES[:1]), None, None, None, [], [])
     draw(falling, tmp_path / "a.png", unit="s", quality="agreement")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(SweepError, match=r"cannot write .*a\.svg: No such file"):

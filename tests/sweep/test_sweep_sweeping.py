@@ -103,6 +103,8 @@ def test_intervals_hold_what_they_are_intervals_of_and_one_seed_gives_one() -> N
     mixed = [judged(-0.1 * n, float(n % 3 > 0)) for n in range(40)]
     found, again = swept(mixed, quality=0.8), swept(mixed, quality=0.8)
     assert found == again
+    assert found.apgr is not None and found.apgr_interval is not None
+    assert found.apgr_interval[0] < found.apgr < found.apgr_interval[1]
     for choice in found.choices:
         assert choice.tau is not None and choice.cost is not None and choice.quality is not None
         assert choice.cost[0] <= choice.point.cost <= choice.cost[1]

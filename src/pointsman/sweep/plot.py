@@ -6,7 +6,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
-from pointsman.domain.curve import Point, Sample, curve, interval
+from pointsman.domain.curve import Point, Sample, curve
 from pointsman.sweep.asking import SweepError
 from pointsman.sweep.report import shown
 from pointsman.sweep.sweeping import Sweep
@@ -59,7 +59,7 @@ def draw(sweep: Sweep, path: Path, *, unit: str, quality: str, seed: int = 0) ->
 
 def _quality_over_cost(axes: "Axes", sweep: Sweep, unit: str, quality: str, seed: int) -> None:
     few = shown(sweep, BAND_POINTS)
-    bands = [_band(sweep, point, seed) for point in few]
+    bands = _bands(sweep, few, seed)
     axes.fill_between(
         [point.cost for point in few],
         [low for low, _ in bands],
@@ -112,14 +112,15 @@ def _over_threshold(axes: "Axes", sweep: Sweep, quality: str) -> None:
     axes.legend(frameon=False, fontsize=7)
 
 
-def _band(sweep: Sweep, point: Point, seed: int) -> tuple[float, float]:
-    found = interval(
-        sweep.samples,
-        lambda drawn: curve(drawn, [point.tau], keep=sweep.keep)[0].quality,
-        Random(seed),
-        resamples=BAND_RESAMPLES,
-    )
-    return found or (point.quality, point.quality)
+def _bands(sweep: Sweep, points: Sequence[Point], seed: int) -> list[tuple[float, float]]:
+    """Return between what qualities 95 % of resamples lie at each point's threshold."""
+    random, samples = Random(seed), sweep.samples
+    taus = [point.tau for point in points]
+    drawn = (random.choices(samples, k=len(samples)) for _ in range(BAND_RESAMPLES))
+    curves = [curve(each, taus, keep=sweep.keep) for each in drawn]
+    columns = (sorted(_of(column, "quality")) for column in zip(*curves, strict=True))
+    out = BAND_RESAMPLES // 40
+    return [(qualities[out], qualities[-1 - out]) for qualities in columns]
 
 
 def _alone(samples: Sequence[Sample], model: str) -> tuple[float, float]:

@@ -46,11 +46,11 @@ def report(sweep: Sweep, *, unit: str, quality: str, rows: int) -> RenderableTyp
     lines = [
         f"{n} prompts; small alone: {quality} {small[0]:.1%}, cost {small[1]:.4g}; "
         f"large alone: {quality} {large[0]:.1%}, cost {large[1]:.4g}",
-        f"gap recovered (APGR): {_number(sweep.apgr)}, at random 0.5; "
+        f"gap recovered (APGR): {_number(sweep.apgr)} {_interval(sweep.apgr_interval, '.3f')}, at random 0.5; "
         f"the score tells right from wrong (AUC): {_number(sweep.auc)}, a coin 0.5",
     ]
     if sweep.unscored:
-        lines.append(f"{sweep.unscored} small answers have no {sweep.metric}: always escalated")
+        lines.append(f"small answers without a {sweep.metric}, always escalated: {sweep.unscored}")
     after = [line for choice in sweep.choices for line in _choice_lines(sweep, choice, quality)]
     after += [
         "no knee: no threshold does better than escalating at random"

@@ -128,6 +128,7 @@ class Sweep(msgspec.Struct, frozen=True):
     samples: Sequence[Sample]
     points: Sequence[Point]
     apgr: float | None
+    apgr_interval: Interval
     auc: float | None
     choices: Sequence[Choice]
     missed: Sequence[str]
@@ -218,6 +219,9 @@ def sweep(
         samples=samples,
         points=points,
         apgr=apgr(samples, keep=keep),
+        apgr_interval=interval(
+            samples, partial(apgr, keep=keep), Random(seed), resamples=resamples
+        ),
         auc=_auc_of(samples, keep),
         choices=choices,
         missed=[wish for wish, point in found.items() if point is None],
