@@ -162,14 +162,20 @@ def test_a_prompt_is_tokenized_prefilled_and_answered_elsewhere() -> None:
     assert (transfer.tokens, transfer.cached) == (3, 2)
 
 
-def test_the_seed_is_drawn_where_the_client_has_none_and_both_workers_get_it() -> None:
+def test_disaggregated_equals_unified() -> None:
+    """Both workers are told the same: the prompt's ids, the defaults, one seed; and P is told where D's blocks go."""
     fleet = Fleet()
     with fleet.dialogue() as story:
         story.expects_call("tokenize", "p").gets(TOKENS).expects_call("Prefill", "p")
-        assert prefill_of(story).sampling.seed == 77
+        request = prefill_of(story)
+        assert list(request.prompt_ids) == IDS
+        assert request.decode_target == "d:52"
+        assert (request.sampling.temperature, request.sampling.top_p) == (1.0, 1.0)
+        assert (request.sampling.seed, request.sampling.max_new_tokens) == (77, 5)
         story.gets(done())
-        assert sent(story)[0] == {"seed": b"77"}
+        assert sent(story) == ({"seed": b"77"}, b"x-tl-kv-handle: r1\r\n")
         story.gets(answer(200)).relays_to_the_end()
+    assert fleet.after() == []
 
 
 @pytest.mark.parametrize("seed", [-1, 1 << 63, 1.5, "7", True, [1]])
@@ -504,7 +510,7 @@ def test_a_decode_worker_that_is_full_or_draining_is_replaced(status: int) -> No
     assert fleet.after() == ["Release d r1"]
 
 
-def test_a_stream_that_breaks_is_released() -> None:
+def test_disaggregated_release_on_abort() -> None:
     fleet = Fleet()
     with fleet.dialogue() as story:
         to_decode(story).gets(answer(200, b"data: x\n\n", stream=True)).expects_relay()
