@@ -1,7 +1,7 @@
 """Answers judged by their words."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pointsman.domain.judging import agreement, equals, mentions, words
@@ -46,12 +46,14 @@ def test_an_answer_is_mentioned_as_whole_words_side_by_side() -> None:
     assert not mentions("anything", [])
 
 
+@settings(deadline=None)
 @given(any_text)
 def test_a_text_equals_and_agrees_with_itself(text: str) -> None:
     assert equals(text, [text])
     assert agreement(text, text) == 1.0
 
 
+@settings(deadline=None)
 @given(any_text, any_text)
 def test_agreement_is_symmetric_and_within_its_range(one: str, other: str) -> None:
     assert 0.0 <= agreement(one, other) == agreement(other, one) <= 1.0

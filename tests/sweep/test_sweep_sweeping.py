@@ -154,7 +154,7 @@ def test_costs_are_given_or_priced_or_the_seconds_that_were_measured() -> None:
     ),
     st.sampled_from(["mean_logprob", "min_logprob", "p10_logprob", "perplexity"]),
 )
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 def test_the_curve_is_monotone_in_cost(
     answers: list[tuple[float | None, float, float, float]], metric: str
 ) -> None:
@@ -169,6 +169,7 @@ def test_the_curve_is_monotone_in_cost(
     assert found.points[-1].escalated == 1.0
 
 
+@settings(deadline=None)
 @given(st.floats(-1e300, 1e300), st.sampled_from(["mean_logprob", "perplexity"]))
 def test_a_rule_is_read_back_to_the_last_bit(tau: float, metric: str) -> None:
     assert parse_accept_if(rule(metric, ">=", tau)).threshold == tau
@@ -229,6 +230,7 @@ def test_a_metric_that_is_unknown_ranks_below_all_others_in_a_test() -> None:
     assert learned.auc_of_metric == 0.5
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 5).map(float), st.booleans()), max_size=20),
 )

@@ -1,5 +1,7 @@
 """A worse model out of a good one."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,3 +69,14 @@ def test_a_file_without_such_weights_is_refused_and_leaves_nothing(tmp_path: Pat
     with pytest.raises(ValueError, match=r"other\.gguf has no weights of type Q4_1"):
         coarsen(source, tmp_path / "worse.gguf", levels=4)
     assert not (tmp_path / "worse.gguf").exists()
+
+
+def test_the_command_writes_a_model_or_says_why_not(tmp_path: Path) -> None:
+    source, target = model(tmp_path / "good.gguf", Q4_1), tmp_path / "worse.gguf"
+    command = [sys.executable, "-m", "pointsman.testing.coarsen", str(source), str(target)]
+    done = subprocess.run([*command, "--levels", "4"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"1 tensors with 4 levels: {target}\n")
+    assert target.exists()
+    command[3] = str(model(tmp_path / "other.gguf", GGMLQuantizationType.Q8_0))
+    done = subprocess.run([*command, "--levels", "4"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, "other.gguf has no weights of type Q4_1\n")
