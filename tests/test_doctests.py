@@ -9,10 +9,11 @@ import pytest
 import pointsman.domain
 import pointsman.remote
 import pointsman.testing
+import pointsman.wire
 
 MODULES = sorted(
     module.name
-    for package in (pointsman.domain, pointsman.remote, pointsman.testing)
+    for package in (pointsman.domain, pointsman.remote, pointsman.testing, pointsman.wire)
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + ".")
 )
 
