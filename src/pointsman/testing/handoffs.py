@@ -769,6 +769,8 @@ class FakeDecode(FakeUnified, _RpcWorker):
             if self.dead:  # The last of it was already on its way inwards.
                 raise Refused(Status("UNAVAILABLE", "dead"))
         except Refused as refused:
+            async for _ in chunks:
+                pass  # Whoever writes to a call that has ended may not hear what it ended with.
             await _abort(context, refused.status)
         self.held[name] = b"".join(parts)
         self.pushed.append(name)
