@@ -424,7 +424,8 @@ async def test_a_push_that_the_decode_worker_fails_is_laid_to_it(stage: str, fau
             await prefill(p, d, CHAT, CHATTED)
         assert dict(caught.value.trailing_metadata() or ())["x-tl-failed-leg"] == "decode"
         code = fault.code if isinstance(fault, Status) else "UNAVAILABLE"
-        assert caught.value.code().name == code
+        # gRPC calls it INTERNAL where the push was just writing into the call that ended.
+        assert caught.value.code().name in (code, "INTERNAL")
         assert not d.held
         assert d.dead == (fault == DIE)
 
