@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pointsman.domain.scores import SCORES
+
 if TYPE_CHECKING:
     from pointsman.domain.acceptor import Acceptor
     from pointsman.sweep.reading import Prompt
@@ -67,11 +69,17 @@ def sweep_command(
             help="An API key. Other users of this machine can see it here, not in the environment.",
         ),
     ] = "",
+    large_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar="POINTSMAN_LARGE_KEY",
+            show_default=False,
+            help="An API key for --large-url, which never gets the other one.",
+        ),
+    ] = None,
     score: Annotated[
         str,
-        typer.Option(
-            help="mean_logprob, min_logprob, p10_logprob, perplexity, mean_margin, or score (with --acceptor)."
-        ),
+        typer.Option(help=f"{', '.join(SCORES)}, or score: what an acceptor says."),
     ] = "mean_logprob",
     acceptor: Annotated[
         Path | None, typer.Option(help="What `score` is computed with.", dir_okay=False)
@@ -163,12 +171,17 @@ def sweep_command(
         metric = metric_of(score, _acceptor(acceptor))
         prompts = read_prompts(file, max_tokens=max_tokens, limit=limit)
         judge = Judge(Match(match), by_agreement=_by_agreement(prompts, wanted=agreement))
-        models = Model(small, url, True), Model(large, large_url or url, False)
+        # A key is for the server that it was given for.
+        other_key = large_key or (key if large_url is None else "")
+        models = (
+            Model(small, url, _printable(key), with_logprobs=True),
+            Model(large, large_url or url, _printable(other_key), with_logprobs=False),
+        )
         with Kept(answers) as kept:
             found = ask_both(
                 prompts,
                 models,
-                Settings(_printable(key), concurrency, timeout),
+                Settings(concurrency, timeout),
                 kept=kept,
                 console=Console(stderr=True),
             )

@@ -127,6 +127,18 @@ def test_models_may_be_served_in_two_places(models: Models, says: Models, sums: 
     assert len(fake.asked) == len(other.asked) == 3
 
 
+def test_a_key_goes_to_the_server_that_it_is_for_and_to_no_other(
+    models: Models, says: Models, sums: Path
+) -> None:
+    _, fake = swept(models, says, sums, "--limit", 1, "--key", "one")
+    assert fake.keys == ["Bearer one"] * 2
+    for more, expected in (((), None), (("--large-key", "two"), "Bearer two")):
+        other = models(lambda path, body: adding(says, path, body))
+        place = ("--large-url", other.url, "--limit", 1, "--key", "one")
+        _, fake = swept(models, says, sums, *place, *more)
+        assert (fake.keys, other.keys) == (["Bearer one"], [expected])
+
+
 def test_costs_may_be_prices_or_measured_seconds(models: Models, says: Models, sums: Path) -> None:
     fake = models(lambda path, body: adding(says, path, body))
     models_ = ("--small", "small", "--large", "large", "--url", fake.url)

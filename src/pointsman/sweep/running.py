@@ -16,17 +16,17 @@ __all__ = ["Answers", "Model", "Settings", "ask_both"]
 
 
 class Model(msgspec.Struct, frozen=True):
-    """A model id, the base URL of a server that serves it, and whether its logprobs are wanted."""
+    """A model id, the base URL and the API key ("" for none) of its server, and whether its logprobs are wanted."""
 
     name: str
     url: str
+    key: str
     with_logprobs: bool
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """How to ask: the API key ("" for none), questions at a time per model, and seconds per question."""
+    """How to ask: questions at a time per model, and seconds per question."""
 
-    key: str
     concurrency: int
     timeout_s: float
 
@@ -84,7 +84,7 @@ async def _ask(
     kept: Kept,
     progress: Progress,
 ) -> Answers:
-    async with client_for(model.url, settings.key, concurrency=settings.concurrency) as client:
+    async with client_for(model.url, model.key, concurrency=settings.concurrency) as client:
         asker = Asker(
             client, model.name, with_logprobs=model.with_logprobs, timeout_s=settings.timeout_s
         )
