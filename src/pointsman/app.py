@@ -517,9 +517,10 @@ class Gateway:
         logger.info("worker %s (%s) left", worker.id, worker.model)
         if worker.static:  # An operator removed it, and it is none the worse for that.
             self._pool.retire(worker)
+            self._plane.calls.retire(worker)
         else:
             self._pool.leave(worker)
-        self._plane.calls.leave(worker)
+            self._plane.calls.leave(worker)
         self._handoffs.contexts.pop(worker, None)
         self.metrics.forget_worker(worker.id)
 

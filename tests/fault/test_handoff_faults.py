@@ -475,17 +475,14 @@ async def test_a_prefill_worker_that_is_given_up_is_not_waited_for(
 async def test_a_decode_worker_that_is_given_up_is_not_waited_for(
     stage: str, body: dict[str, Any]
 ) -> None:
-    async with fleet(decode=2, prefill_timeout_s=0.1) as it:
+    async with fleet(decode=2) as it:
         it.decode.fail(stage, HANG)
         await it.client.send(post(body))
         await it.decode.reached(stage)
         it.announce(it.decode)
-        response = await it.client.response()
-        if stage in ("receiving", "received"):
-            # Only the prefill worker knows what it waits for.
-            refused(response, 504, "upstream_timeout")
-        else:
-            assert text_of(response) == answer_to(body)
+        assert text_of(await it.client.response()) == answer_to(body)
+        # The prefill worker is not to blame, and computes the prompt again.
+        assert len(it.prefill.prefills) == 2
 
 
 @pytest.mark.parametrize("who", ["p", "d"])

@@ -257,7 +257,10 @@ def test_the_limit_is_the_clients_then_the_routes(
     with Fleet(route=route, **body).dialogue() as story:
         story.expects_call("tokenize", "p").gets(TOKENS)
         assert prefill_of(story).sampling.max_new_tokens == limit
-        story.throws(ClientGone()).raises(ClientGone)
+        story.gets(done())
+        told = sent(story)[0].get("max_tokens")
+        assert told == (b"12" if route else None), "both workers have the route's limit"
+        story.gets(answer(200)).relays_to_the_end()
 
 
 def test_the_limit_of_a_chat_on_an_unknown_context_is_the_contracts() -> None:

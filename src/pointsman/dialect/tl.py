@@ -208,6 +208,7 @@ def prefill(
     ids: list[int],
     seed: int,
     max_new_tokens: int,
+    decode: Worker,
     decode_target: str,
     request_id: str,
     deadline_unix_ms: int,
@@ -215,7 +216,7 @@ def prefill(
     priority: int = 0,
     traceparent: bytes = b"",
 ) -> RpcCall:
-    """Ask a worker to compute a prompt and push it to `decode_target`, the KV address of the decode worker.
+    """Ask a worker to compute a prompt and push it to `decode_target`, the KV address of the worker `decode`.
 
     `seed` is the client's or the one that the decode worker is told; `deadline_unix_ms` is the wall clock's, and
     `timeout_s` the same on the monotonic one.
@@ -237,6 +238,7 @@ def prefill(
         request.SerializeToString(),
         timeout_s + GRACE_S,
         metadata,
+        decode,
     )
 
 

@@ -298,6 +298,8 @@ def _prefill(
     if seed is None:
         seed = handoffs.draw_seed()
         fields["seed"] = b"%d" % seed
+    if generation.limit is None and prompt.default_max_tokens is not None:
+        fields["max_tokens"] = b"%d" % prompt.default_max_tokens
     limit = yield from _limit(handoffs, prompt, worker, len(ids))
     for again in (False, True):
         name = handoffs.name(x.request_id)
@@ -312,6 +314,7 @@ def _prefill(
                 ids=ids,
                 seed=seed,
                 max_new_tokens=limit,
+                decode=target.worker,
                 decode_target=target.worker.kv_address,
                 request_id=name,
                 deadline_unix_ms=int((handoffs.wall() + timeout_s) * 1000),

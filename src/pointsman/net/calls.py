@@ -6,8 +6,8 @@ the end of the gateway waits for them, for a moment.
 """
 
 import asyncio
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
@@ -34,7 +34,7 @@ LAST_S = 3.0
 """How long the end of the gateway waits for the calls that are still to be made."""
 
 STALE_S = 60.0
-"""How long the calls have that are under way on a channel of which one connection turned out to be dead."""
+"""How long the calls have that are under way on a channel that takes no others any more."""
 
 LATER_MAX = 4096
 """Calls of ended requests under way at a time. Each takes a few seconds at most, even if no worker answers."""
@@ -57,7 +57,7 @@ class Calls:
         self._pool = pool
         self._deadlines = deadlines
         self._channels: dict[tuple[Worker, str], _Channel] = {}
-        self._running: dict[asyncio.Task[None], Worker] = {}
+        self._awaited: set[_Rpc] = set()
         self._later: set[asyncio.Task[None]] = set()
         self._closing: dict[asyncio.Task[None], _Channel] = {}
         self.dropped = 0
@@ -70,9 +70,8 @@ class Calls:
             return _Http(
                 self._pool, call, min(deadline, self._deadlines.now() + call.timeout_s), done
             )
-        return _Rpc(
-            self, call, max(min(call.timeout_s, deadline - self._deadlines.now()), 0.0), done
-        )
+        timeout_s = max(min(call.timeout_s, deadline - self._deadlines.now()), 0.0)
+        return _Rpc(self.perform(call, timeout_s), call, done, self._awaited)
 
     def later(self, after: list[After]) -> None:
         """Take over what must be done for a request; the list is empty then."""
@@ -86,9 +85,16 @@ class Calls:
         after.clear()
 
     def leave(self, worker: Worker) -> None:
-        """Forget a worker that the registry gave up; what waits for it is told so."""
+        """Forget a worker that the registry gave up; what waits for it, or for what it is to get, is told so."""
+        self.retire(worker, None)
+        for each in tuple(self._awaited):
+            if each.call.peer is worker:
+                each.give_up(Status("UNAVAILABLE", f"worker {worker.id} left", leg="decode"))
+
+    def retire(self, worker: Worker, grace_s: float | None = STALE_S) -> None:
+        """Forget a worker that an operator took from the list: what it has been asked it may answer, for a while."""
         for key in [key for key in self._channels if key[0] is worker]:
-            self._close_soon(self._channels.pop(key))
+            self._close_soon(self._channels.pop(key), grace_s)
 
     async def close(self, wait_s: float = LAST_S) -> None:
         """Wait a moment for what must still be done, and close all channels."""
@@ -116,6 +122,16 @@ class Calls:
             self._close_soon(channel, STALE_S)
         return outcome
 
+    async def _tell(self, call: RpcCall) -> Outcome:
+        """Make a gRPC call without keeping a channel for it: its worker may have left, and nobody would close it."""
+        key = (call.worker, call.address)
+        kept = key in self._channels
+        try:
+            return await self.perform(call, call.timeout_s)
+        finally:
+            if not kept and key in self._channels:
+                self._close_soon(self._channels.pop(key), STALE_S)
+
     def _close_soon(self, channel: "_Channel", grace_s: float | None = None) -> None:
         task = asyncio.get_running_loop().create_task(channel.close(grace_s))
         self._closing[task] = channel
@@ -125,10 +141,10 @@ class Calls:
         outcome: Outcome | None = None
         for call in after.calls:
             if isinstance(call, RpcCall):
-                outcome = await self.perform(call, call.timeout_s)
+                outcome = await self._tell(call)
                 if isinstance(outcome, Status) and outcome.stale:
                     # To cancel or to release twice is the same as once.
-                    outcome = await self.perform(call, call.timeout_s)
+                    outcome = await self._tell(call)
             else:
                 outcome = await self._ask(call)
         if after.then is not None and outcome is not None:
@@ -191,18 +207,31 @@ class _Rpc:
     """A gRPC call that a story waits for."""
 
     def __init__(
-        self, calls: Calls, call: RpcCall, timeout_s: float, done: Callable[[Outcome], None]
+        self,
+        outcome: Coroutine[Any, Any, Returned | Status],
+        call: RpcCall,
+        done: Callable[[Outcome], None],
+        awaited: "set[_Rpc]",
     ) -> None:
-        self._calls = calls
+        self.call = call
         self._done = done
-        self._task = asyncio.get_running_loop().create_task(calls.perform(call, timeout_s))
+        self._awaited = awaited
+        self._task = asyncio.get_running_loop().create_task(outcome)
         self._task.add_done_callback(self._over)
+        awaited.add(self)
 
     def cancel(self) -> None:
+        self._awaited.discard(self)
         self._task.remove_done_callback(self._over)
         self._task.cancel()
 
+    def give_up(self, status: Status) -> None:
+        """Cancel it, and tell whoever waits why."""
+        self.cancel()
+        self._done(status)
+
     def _over(self, task: "asyncio.Task[Returned | Status]") -> None:
+        self._awaited.discard(self)
         if task.cancelled():
             self._done(Status("CANCELLED", "the worker left"))
         else:

@@ -23,7 +23,8 @@ class HttpCall(Struct, frozen=True, eq=False, gc=False):
 class RpcCall(Struct, frozen=True, eq=False, gc=False):
     """Call a unary gRPC method of a worker: `method` is `/package.Service/Method`, `message` the encoded request.
 
-    `address` is host:port; it is one of the worker's, who may leave before the call is over.
+    `address` is host:port; it is one of the worker's, who may leave before the call is over. `peer` is another worker
+    that it needs for that.
     """
 
     worker: Worker
@@ -32,3 +33,4 @@ class RpcCall(Struct, frozen=True, eq=False, gc=False):
     message: bytes
     timeout_s: float
     metadata: tuple[tuple[str, str], ...] = ()
+    peer: Worker | None = None
