@@ -3,7 +3,7 @@ BIN ?= .venv/bin
 
 .PHONY: setup fmt lint type test mutants check bench docs proto
 
-setup:   ; scripts/setup dev engine otel
+setup:   ; scripts/setup dev engine otel plot tokenizers
 fmt:     ; $(BIN)/ruff format . && $(BIN)/ruff check --fix .
 lint:    ; $(BIN)/ruff format --check . && $(BIN)/ruff check .
 type:    ; $(BIN)/mypy
