@@ -38,10 +38,10 @@ class Clock:
 class Decode(KvTransfer):
     """A decode worker that tells which calls it got, and that can be given faults."""
 
-    def __init__(self, capacity: int = 16) -> None:
+    def __init__(self, capacity: int = 16, shape: Shape = SHAPE) -> None:
         self.clock = Clock()
         self.pool = Pool(capacity, now=self.clock, hold_s=120)
-        super().__init__(self.pool, SHAPE)
+        super().__init__(self.pool, shape)
         self.calls: list[str] = []
         self.claims_to_have: set[int] = set()
         self.hangs: asyncio.Event | None = None
@@ -166,6 +166,33 @@ def test_a_block_that_is_gone_after_all_makes_the_whole_push_be_made_once_more()
         assert decode.pool.held_blocks == 5
 
     talk(story)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["full", "gone"])
+def test_a_refusal_in_the_middle_of_a_large_push_is_heard(fault: str) -> None:
+    """A peer that is still writing when the answer comes must not lose it over a write that fails."""
+
+    async def told() -> None:
+        shape = Shape(30, 3, 64)
+        tokens = range(16 * 24)
+        large = [bytes(shape.payload_bytes)] * 24
+        pusher, decode = Pusher(shape), Decode(2 if fault == "full" else 32, shape)
+        await decode.start()
+        for i in range(5):
+            if fault == "gone":
+                hashes = [i + 1] + [0] * 23
+                decode.claims_to_have = {i + 1}
+                pushed = await pusher(decode.address, "h", len(tokens), large, hashes, timeout_s=10)
+                assert pushed.blocks_sent == 24
+                assert decode.pool.claim("h") is not None
+            else:
+                call = pusher(decode.address, "h", len(tokens), large, [0] * 24, timeout_s=10)
+                assert (await failure(call)).code is Code.RESOURCE_EXHAUSTED
+        await pusher.close()
+        await decode.stop()
+
+    asyncio.run(told())
 
 
 def test_a_full_pool_is_the_fault_of_the_decode_worker() -> None:

@@ -64,14 +64,18 @@ class Peer:
 
 
 def talk(
-    story: Callable[[Peer], Awaitable[None]], *, capacity: int = 8, idle_s: float = 30.0
+    story: Callable[[Peer], Awaitable[None]],
+    *,
+    capacity: int = 8,
+    idle_s: float = 30.0,
+    drain_s: float = 30.0,
 ) -> None:
     """Tell a story over loopback; at its end nothing may be held."""
 
     async def told() -> None:
         clock = Clock()
         pool = Pool(capacity, now=clock, hold_s=120)
-        service = KvTransfer(pool, SHAPE, idle_s=idle_s)
+        service = KvTransfer(pool, SHAPE, idle_s=idle_s, drain_s=drain_s)
         server, address = await serve_rpc("127.0.0.1:0", service.generic_handler())
         try:
             async with grpc.aio.insecure_channel(address) as channel:
@@ -338,6 +342,7 @@ def test_a_release_in_the_middle_of_a_push_is_the_last_word() -> None:
         async with half_a_push(peer, GOOD) as call:
             await peer.release("h")
             await call.write(LAST)
+            await call.done_writing()
             assert (await refused(call))[0] is Code.ABORTED
         await until(lambda: peer.pool.held_blocks == 0)
         assert await peer.present(HASHES[0]) == [False]
@@ -376,7 +381,7 @@ def test_a_push_that_stalls_gives_its_blocks_back() -> None:
         assert (code, details) == (Code.DEADLINE_EXCEEDED, "the push has stalled")
         assert peer.pool.held_blocks == peer.pool.cached_blocks == 0
 
-    talk(story, idle_s=0.2)
+    talk(story, idle_s=0.1, drain_s=0.1)
 
 
 def test_a_message_over_the_limit_is_refused() -> None:
@@ -385,3 +390,25 @@ def test_a_message_over_the_limit_is_refused() -> None:
         assert (await refused(peer.push([big])))[0] is Code.RESOURCE_EXHAUSTED
 
     talk(story)
+
+
+def test_a_refused_push_holds_nothing_while_the_rest_of_it_comes() -> None:
+    async def story(peer: Peer) -> None:
+        async with half_a_push(peer, sent(0, 9)) as call:
+            await call.write(sent(5, 9))
+            await until(lambda: peer.pool.held_blocks == 0)
+            for i in range(2, 9):
+                await call.write(sent(i, 9))
+            await call.done_writing()
+            assert (await refused(call))[0] is Code.INVALID_ARGUMENT
+
+    talk(story)
+
+
+def test_a_refused_push_that_does_not_end_is_ended() -> None:
+    async def story(peer: Peer) -> None:
+        async with half_a_push(peer, sent(0, 9)) as call:
+            await call.write(sent(5, 9))
+            assert (await refused(call))[0] is Code.INVALID_ARGUMENT
+
+    talk(story, drain_s=0.1)

@@ -42,6 +42,9 @@ _OPTIONS = (
 
 Code = grpc.StatusCode
 
+_DEAD = {Code.UNAVAILABLE, Code.INTERNAL}
+"""What a dead connection is told as: INTERNAL by gRPC for asyncio, when it notices while it writes."""
+
 _OUR_FAULT = {Code.INVALID_ARGUMENT, Code.ABORTED}
 """What is said to a push that is wrong, or of a handle that was released. Another worker would not take it either."""
 
@@ -108,7 +111,8 @@ class Pusher:
         except TimeoutError:
             raise PushFailed(Code.DEADLINE_EXCEEDED, f"{target} did not answer in time") from None
         except grpc.aio.AioRpcError as error:
-            raise PushFailed(error.code(), error.details() or "") from None
+            code = Code.UNAVAILABLE if error.code() in _DEAD else error.code()
+            raise PushFailed(code, error.details() or "") from None
 
     async def close(self) -> None:
         """Close the connections. No push may be under way."""
@@ -122,7 +126,7 @@ class Pusher:
                 worked = line.worked
                 return await sending.over(line.channel)
         except grpc.aio.AioRpcError as error:
-            if not worked or error.code() is not Code.UNAVAILABLE:
+            if not worked or error.code() not in _DEAD:
                 raise
         async with self._line(target) as line:
             return await sending.over(line.channel)
@@ -139,7 +143,7 @@ class Pusher:
             yield line
             line.worked = True
         except grpc.aio.AioRpcError as error:
-            line.worked = error.code() is not Code.UNAVAILABLE
+            line.worked = error.code() not in _DEAD
             if not line.worked and self._lines.get(target) is line:
                 del self._lines[target]
             raise

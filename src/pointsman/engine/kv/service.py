@@ -7,6 +7,7 @@ Who resumes from them, and whether the tokens are the right ones, is not known h
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -23,6 +24,9 @@ SERVICE = "tl.kv.v1.KvTransferService"
 
 IDLE_S = 30.0
 """How long a push may pause between two chunks: a peer that hangs must not keep blocks."""
+
+DRAIN_S = 5.0
+"""How long the rest of a refused push is read, and thrown away, before the refusal is sent anyway."""
 
 Code = grpc.StatusCode
 
@@ -45,10 +49,13 @@ class _Refused(Exception):
 class KvTransfer:
     """The service over `pool`, for blocks of `shape`, the one of this worker's model."""
 
-    def __init__(self, pool: Pool, shape: Shape, *, idle_s: float = IDLE_S) -> None:
+    def __init__(
+        self, pool: Pool, shape: Shape, *, idle_s: float = IDLE_S, drain_s: float = DRAIN_S
+    ) -> None:
         self._pool = pool
         self._shape = shape
         self._idle_s = idle_s
+        self._drain_s = drain_s
 
     def generic_handler(self) -> grpc.GenericRpcHandler:
         """The service for `serve_rpc`."""
@@ -77,12 +84,14 @@ class KvTransfer:
 
     async def push_kv(self, chunks: AsyncIterator[kv_pb2.KvChunk], context: Any) -> kv_pb2.KvAck:
         """Take the blocks of one handle: all of them or none."""
+        stream = aiter(chunks)
         try:
-            return await self._take(aiter(chunks))
+            return await self._take(stream)
         except _Refused as refused:
             code, details = refused.code, str(refused)
         except tuple(_CODES) as error:
             code, details = _CODES[type(error)], str(error) or "the push has stalled"
+        await self._drain(stream)
         await context.abort(code, details)
         raise AssertionError("abort returned")
 
@@ -114,6 +123,13 @@ class KvTransfer:
         return kv_pb2.KvAck(
             handle_id=first.handle_id, blocks_received=index, blocks_deduped=deduped
         )
+
+    async def _drain(self, chunks: AsyncIterator[kv_pb2.KvChunk]) -> None:
+        """Let the peer have its say: gRPC for asyncio hides a status that comes while it still writes."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._drain_s):
+                async for _ in chunks:
+                    pass
 
     async def _next(self, chunks: AsyncIterator[kv_pb2.KvChunk]) -> kv_pb2.KvChunk | None:
         async with asyncio.timeout(self._idle_s):
