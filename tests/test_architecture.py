@@ -65,6 +65,7 @@ LAYERS: dict[str, set[str]] = {
     "cli": {
         "app",
         "cli_admin",
+        "cli_cascade",
         "cli_config",
         "cli_keys",
         "cli_operator",
