@@ -242,6 +242,18 @@ def test_a_draining_decode_worker_refuses_a_resume_and_holds_nothing(pair: Any) 
     assert workers.held == (0, 0)
 
 
+def test_a_draining_decode_worker_takes_no_push_and_the_caller_hears_whose_fault_it_is(
+    pair: Any,
+) -> None:
+    workers = pair()
+    workers.decode.scheduler.drain()
+    with pytest.raises(grpc.RpcError) as info:
+        workers.handle(prompt_of(20))
+    assert info.value.code() is Code.UNAVAILABLE
+    assert (FAILED_LEG, "decode") in info.value.trailing_metadata()
+    assert workers.held == (0, 0)
+
+
 def test_blocks_of_handles_are_not_free_in_heartbeats_and_health_shows_them(pair: Any) -> None:
     workers = pair()
     before = workers.decode.status()

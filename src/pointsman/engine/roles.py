@@ -70,7 +70,9 @@ async def serve_role(
         stack.push_async_callback(server.stop, None)
         kv_address = ""
         if served.handles is not None and layout is not None:
-            transfer = KvTransfer(served.handles.pool, layout.shape)
+            transfer = KvTransfer(
+                served.handles.pool, layout.shape, leaving=lambda: served.scheduler.load.draining
+            )
             server, kv_address = await serve_rpc(kv_listen, transfer.generic_handler())
             stack.push_async_callback(server.stop, None)
             tasks = await stack.enter_async_context(asyncio.TaskGroup())

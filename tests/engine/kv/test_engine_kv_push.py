@@ -195,6 +195,56 @@ def test_a_refusal_in_the_middle_of_a_large_push_is_heard(fault: str) -> None:
     asyncio.run(told())
 
 
+class Abrupt(Decode):
+    """Ends a push at its first chunk with `says`, while more are on their way, and reads no further."""
+
+    says: grpc.StatusCode | None = None
+
+    async def push_kv(self, chunks: AsyncIterator[kv_pb2.KvChunk], context: Any) -> kv_pb2.KvAck:
+        if self.says is None:
+            return await super().push_kv(chunks, context)
+        says, self.says = self.says, None
+        await anext(aiter(chunks))
+        await context.abort(says, "no more of it")
+        raise AssertionError("abort returned")
+
+
+LARGE = Shape(30, 3, 64)
+RETRIED = (Code.NOT_FOUND, Code.UNAVAILABLE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "code",
+    [*RETRIED, Code.RESOURCE_EXHAUSTED, Code.FAILED_PRECONDITION, Code.DATA_LOSS, Code.ABORTED],
+    ids=lambda code: code.name,
+)
+def test_what_a_peer_says_that_reads_no_further_is_heard_every_time(code: Any) -> None:
+    """A write into a call that has just ended fails, a few times in a hundred, and must not hide why it ended."""
+
+    async def told() -> None:
+        large = [bytes(LARGE.payload_bytes)] * 24
+        hashes = [7] + [0] * 23
+        pusher, decode = Pusher(LARGE), Abrupt(64, LARGE)
+        await decode.start()
+        # It has the first block from now on, and the connection has worked.
+        await pusher(decode.address, "first", 16 * 24, large, hashes, timeout_s=10)
+        for i in range(100):
+            decode.says = code
+            call = pusher(decode.address, f"h{i}", 16 * 24, large, hashes, timeout_s=10)
+            if code in RETRIED:
+                sent = 24 if code is Code.NOT_FOUND else 23
+                assert (await call).blocks_sent == sent
+                assert decode.pool.release(f"h{i}")
+            else:
+                failed = await failure(call)
+                assert (failed.code, failed.details) == (code, "no more of it")
+        await pusher.close()
+        await decode.stop()
+
+    asyncio.run(told())
+
+
 def test_a_full_pool_is_the_fault_of_the_decode_worker() -> None:
     async def story(pusher: Pusher, decode: Decode) -> None:
         failed = await failure(push(pusher, decode))

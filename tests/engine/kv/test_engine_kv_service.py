@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pointsman.engine.kv import KV_FORMAT, envelope
 from pointsman.engine.kv.blocks import Block, Shape, block_hash
 from pointsman.engine.kv.pool import Pool
-from pointsman.engine.kv.service import SERVICE, KvTransfer
+from pointsman.engine.kv.service import DRAIN_CHUNKS, SERVICE, KvTransfer
 from pointsman.engine.rpc import MESSAGE_LIMIT_BYTES, serve_rpc
 from pointsman.proto import kv_pb2
 
@@ -69,13 +69,14 @@ def talk(
     capacity: int = 8,
     idle_s: float = 30.0,
     drain_s: float = 30.0,
+    leaving: Callable[[], bool] = lambda: False,
 ) -> None:
     """Tell a story over loopback; at its end nothing may be held."""
 
     async def told() -> None:
         clock = Clock()
         pool = Pool(capacity, now=clock, hold_s=120)
-        service = KvTransfer(pool, SHAPE, idle_s=idle_s, drain_s=drain_s)
+        service = KvTransfer(pool, SHAPE, leaving=leaving, idle_s=idle_s, drain_s=drain_s)
         server, address = await serve_rpc("127.0.0.1:0", service.generic_handler())
         try:
             async with grpc.aio.insecure_channel(address) as channel:
@@ -412,3 +413,37 @@ def test_a_refused_push_that_does_not_end_is_ended() -> None:
             assert (await refused(call))[0] is Code.INVALID_ARGUMENT
 
     talk(story, drain_s=0.1)
+
+
+def test_a_refused_push_without_end_is_not_read_for_ever() -> None:
+    async def story(peer: Peer) -> None:
+        async with half_a_push(peer, sent(0, 9)) as call:
+            bad = chunk(5, 9)
+            with pytest.raises((grpc.aio.AioRpcError, asyncio.InvalidStateError)):
+                for _ in range(10 * DRAIN_CHUNKS):
+                    await call.write(bad)
+
+    talk(story)
+
+
+def test_a_worker_that_leaves_takes_no_push_and_says_so_before_one_is_sent() -> None:
+    async def story(peer: Peer) -> None:
+        for call in (peer.present(HASHES[0]), peer.push([sent(0, 1)])):
+            assert await refused(call) == (Code.UNAVAILABLE, "the worker is draining")
+
+    talk(story, leaving=lambda: True)
+
+
+def test_a_worker_that_begins_to_leave_gives_back_what_half_a_push_has_brought() -> None:
+    leaves: list[bool] = []
+
+    async def story(peer: Peer) -> None:
+        async with half_a_push(peer, sent(0, 2)) as call:
+            leaves.append(True)
+            await call.write(sent(1, 2))
+            await until(lambda: peer.pool.held_blocks == 0)
+            await call.done_writing()
+            assert (await refused(call))[0] is Code.UNAVAILABLE
+        assert not peer.pool.handles
+
+    talk(story, leaving=lambda: bool(leaves))

@@ -9,7 +9,7 @@ A cancelled push ends at once, and its call with it; the decode worker gives bac
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
@@ -43,7 +43,7 @@ _OPTIONS = (
 Code = grpc.StatusCode
 
 _DEAD = {Code.UNAVAILABLE, Code.INTERNAL}
-"""What a dead connection is told as: INTERNAL by gRPC for asyncio, when it notices while it writes."""
+"""What a dead connection is told as: INTERNAL where it breaks a stream in the middle."""
 
 _OUR_FAULT = {Code.INVALID_ARGUMENT, Code.ABORTED}
 """What is said to a push that is wrong, or of a handle that was released. Another worker would not take it either."""
@@ -206,7 +206,15 @@ class _Sending:
             kv_pb2.KvChunk.SerializeToString,
             kv_pb2.KvAck.FromString,
         )
-        ack = await send(self._chunks(present, sent))
+        call = send(self._chunks(present, sent))
+        ends: list[grpc.aio.AioRpcError] = []
+        call.add_done_callback(lambda over: ends.append(_end_of(over)))
+        try:
+            ack = await call
+        except grpc.aio.AioRpcError as error:
+            # To gRPC for asyncio a call ends again, INTERNAL, when a write into it fails because the peer has ended it.
+            said = (end for end in ends if end.code() is not Code.INTERNAL)
+            raise next(said, error) from None
         return Pushed(len(sent), ack.blocks_deduped, sum(sent))
 
     def _chunks(self, present: Collection[int], sent: list[int]) -> Iterator[kv_pb2.KvChunk]:
@@ -225,3 +233,18 @@ class _Sending:
                 payload=payload,
                 crc32c=envelope.crc32c(payload),
             )
+
+
+def _end_of(call: Any) -> grpc.aio.AioRpcError:
+    """How a call that is over has ended, as of now."""
+    code, details = _at_once(call.code()), _at_once(call.details())
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
+
+
+def _at_once(answer: Coroutine[Any, Any, Any]) -> Any:
+    """The result of a coroutine that has nothing to wait for: a moment later it might be another one."""
+    try:
+        answer.send(None)
+    except StopIteration as result:
+        return result.value
+    raise AssertionError("the call is not over")

@@ -8,7 +8,7 @@ Who resumes from them, and whether the tokens are the right ones, is not known h
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -28,6 +28,9 @@ IDLE_S = 30.0
 DRAIN_S = 5.0
 """How long the rest of a refused push is read, and thrown away, before the refusal is sent anyway."""
 
+DRAIN_CHUNKS = 4096
+"""How many chunks of it are read at most: a prompt of 65,536 tokens."""
+
 Code = grpc.StatusCode
 
 _CODES: dict[type[Exception], grpc.StatusCode] = {
@@ -39,6 +42,8 @@ _CODES: dict[type[Exception], grpc.StatusCode] = {
     TimeoutError: Code.DEADLINE_EXCEEDED,
 }
 
+_LEAVING = "the worker is draining"
+
 
 class _Refused(Exception):
     def __init__(self, code: grpc.StatusCode, details: str) -> None:
@@ -47,13 +52,23 @@ class _Refused(Exception):
 
 
 class KvTransfer:
-    """The service over `pool`, for blocks of `shape`, the one of this worker's model."""
+    """The service over `pool`, for blocks of `shape`, the one of this worker's model.
+
+    While the worker is `leaving` it takes nothing more: nobody could resume from it.
+    """
 
     def __init__(
-        self, pool: Pool, shape: Shape, *, idle_s: float = IDLE_S, drain_s: float = DRAIN_S
+        self,
+        pool: Pool,
+        shape: Shape,
+        *,
+        leaving: Callable[[], bool] = lambda: False,
+        idle_s: float = IDLE_S,
+        drain_s: float = DRAIN_S,
     ) -> None:
         self._pool = pool
         self._shape = shape
+        self._leaving = leaving
         self._idle_s = idle_s
         self._drain_s = drain_s
 
@@ -78,6 +93,8 @@ class KvTransfer:
         self, request: kv_pb2.HasBlocksRequest, context: Any
     ) -> kv_pb2.HasBlocksResponse:
         """Tell which blocks need not be sent."""
+        if self._leaving():
+            await context.abort(Code.UNAVAILABLE, _LEAVING)
         if request.kv_format != KV_FORMAT:
             await context.abort(Code.FAILED_PRECONDITION, _format(request.kv_format))
         return kv_pb2.HasBlocksResponse(present=self._pool.has(request.block_hashes))
@@ -110,6 +127,8 @@ class KvTransfer:
         with self._pool.begin(first.handle_id) as push:
             chunk: kv_pb2.KvChunk | None = first
             while chunk is not None:
+                if self._leaving():
+                    raise _Refused(Code.UNAVAILABLE, _LEAVING)
                 _expect(chunk, first.handle_id, index, total)
                 if not whole:
                     raise envelope.Corrupt(f"block {index - 1} is not full, and not the last one")
@@ -128,8 +147,9 @@ class KvTransfer:
         """Let the peer have its say: gRPC for asyncio hides a status that comes while it still writes."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._drain_s):
-                async for _ in chunks:
-                    pass
+                for _ in range(DRAIN_CHUNKS):
+                    if await anext(chunks, None) is None:
+                        break
 
     async def _next(self, chunks: AsyncIterator[kv_pb2.KvChunk]) -> kv_pb2.KvChunk | None:
         async with asyncio.timeout(self._idle_s):
