@@ -27,7 +27,7 @@ RULE = "mean_logprob > -1.0"
 
 def chat(*logprobs: float | None, text: str = "four", used: tuple[int, int] = (3, 2)) -> Answer:
     """A chat answer with these token logprobs."""
-    content = [{"token": "t", "logprob": each, "top_logprobs": []} for each in logprobs]
+    content: list[Any] = [{"token": "t", "logprob": each, "top_logprobs": []} for each in logprobs]
     choice = {
         "index": 0,
         "message": {"role": "assistant", "content": text},

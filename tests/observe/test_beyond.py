@@ -38,7 +38,7 @@ def exposed(metrics: Metrics) -> dict[str, float]:
 
 @pytest.fixture
 def metrics() -> Metrics:
-    return Metrics(lambda: (), [CHAT])
+    return Metrics(lambda: (P, D), [CHAT])
 
 
 def test_a_hand_off_is_counted_with_its_parts(metrics: Metrics) -> None:
