@@ -27,6 +27,7 @@ import json
 import re
 import signal
 import socket
+import socket
 import socketserver
 import statistics
 import subprocess
@@ -215,7 +216,10 @@ class Fleet:
             self.tap = Tap(self.decode.address)
             stack.callback(self.tap.stop)
             self.url = f"http://{self._gateway(stack)}"
-            self.http = stack.enter_context(httpx.Client(timeout=_TIMEOUT_S))
+            # It sends head and body apart, and the second would wait for the first to be acknowledged.
+            at_once = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)]
+            transport = httpx.HTTPTransport(socket_options=at_once)
+            self.http = stack.enter_context(httpx.Client(timeout=_TIMEOUT_S, transport=transport))
             self._stack = stack.pop_all()
         return self
 
