@@ -225,6 +225,7 @@ def test_prompts_with_and_without_answers_do_not_mix(
     assert fake.asked == []
 
 
+@pytest.mark.slow
 def test_a_sweep_whose_models_are_gone_ends_with_the_reason(sums: Path) -> None:
     result = run(
         "sweep",
