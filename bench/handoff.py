@@ -27,7 +27,6 @@ import json
 import re
 import signal
 import socket
-import socket
 import socketserver
 import statistics
 import subprocess
