@@ -21,8 +21,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 from pointsman.domain.keys import Principal
 from pointsman.domain.request import InferenceRequest
 from pointsman.domain.router import Target
-from pointsman.domain.worker import Worker
-from pointsman.flow.exchange import Attempt, Exchange
+from pointsman.domain.worker import Role, Worker
+from pointsman.flow.exchange import Attempt, Exchange, Transfer
 from pointsman.observe import spans
 from pointsman.observe.spans import Spans, exporter_to, sampled
 from pointsman.observe.tracing import TracingUnavailable, open_tracing
@@ -175,6 +175,46 @@ def test_each_attempt_that_failed_is_an_event_at_its_moment() -> None:
     assert ago_ms == [400, 300]
     assert attributes(proxy)["tl.route.worker_id"] == "w2"
     assert attributes(tree["gateway.route"])["tl.route.reason"] == "failover"
+
+
+def test_a_hand_off_has_a_span_for_its_prefill() -> None:
+    x = exchange()
+    prefill = Worker("p", model="smol-v3", http_address="p:80", role=Role.PREFILL)
+    decode = x.tries[0].target.worker
+    x.tries[0].target = Target(decode, "smol-v3", "affinity", prefill=prefill)
+    x.tries[0].transfer = Transfer(40, 32, 40, 50.0, 50.01, 50.11, "handed_over")
+    spans = made(x)
+    span = spans["tl.engine.v1.EngineControl/Prefill"]
+    assert span.parent is not None
+    assert span.parent.span_id == spans["gateway.route"].context.span_id
+    assert span.end_time is not None
+    assert span.start_time is not None
+    assert (span.end_time - span.start_time) / 1e6 == pytest.approx(100, abs=0.01)
+    assert attributes(span) == {
+        "rpc.system": "grpc",
+        "rpc.service": "tl.engine.v1.EngineControl",
+        "rpc.method": "Prefill",
+        "tl.route.worker_id": "p",
+        "tl.prefill.decode_worker_id": "w0",
+        "tl.prefill.tokens": 40,
+        "tl.prefill.cached_tokens": 32,
+        "tl.prefill.outcome": "handed_over",
+    }
+    assert span.status.is_ok or span.status.status_code is StatusCode.UNSET
+
+
+def test_a_prefill_that_failed_is_an_error() -> None:
+    x = exchange(failures=("prefill",))
+    prefill = Worker("p", model="smol-v3", http_address="p:80", role=Role.PREFILL)
+    failed = x.tries[0]
+    failed.target = Target(failed.target.worker, "smol-v3", "affinity", prefill=prefill)
+    failed.transfer = Transfer(40, 0, -1, 50.0, 50.01, 0.0, "failed")
+    failed.over_at = 50.06
+    span = made(x)["tl.engine.v1.EngineControl/Prefill"]
+    assert span.status.status_code is StatusCode.ERROR
+    assert span.end_time is not None
+    assert span.start_time is not None
+    assert (span.end_time - span.start_time) / 1e6 == pytest.approx(50, abs=0.01)
 
 
 def test_a_request_that_every_worker_failed_has_no_first_byte_and_is_an_error() -> None:
