@@ -24,7 +24,10 @@ LAYERS: dict[str, set[str]] = {
     "dialect": {"wire", "domain", "errors", "proto", "google", "msgspec"},
     "flow": {"dialect", "wire", "domain", "errors", "msgspec"},
     # The sockets of the data path.
-    "net": {"certificates", "flow", "wire", "domain", "errors", "grpc", "httptools", "msgspec"},
+    "net": {
+        *("certificates", "flow", "wire", "domain", "errors"),
+        *("grpc", "httptools", "jinja2", "msgspec", "tokenizers"),
+    },
     # Beside it: they share objects with the data path, and none of its code.
     "control": {
         "certificates",

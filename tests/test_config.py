@@ -21,6 +21,7 @@ from pointsman.config import (
     LearnedAcceptor,
     Mount,
     StaticWorker,
+    TokenizerFile,
     load,
 )
 from pointsman.domain.routes import Backend, Route, Step, StreamHold
@@ -610,7 +611,7 @@ def test_every_option_is_on_the_reference_page_with_its_documentation() -> None:
     expected = [
         key
         for kind in (
-            *(GatewayConfig, StaticWorker, Mount, LearnedAcceptor),
+            *(GatewayConfig, StaticWorker, Mount, LearnedAcceptor, TokenizerFile),
             *(Route, Backend, Step, StreamHold),
         )
         for key in kind.__struct_fields__
@@ -628,7 +629,7 @@ def test_the_file_on_the_reference_page_loads(tmp_path: Path) -> None:
 def test_the_schema_documents_every_option_and_its_unit() -> None:
     definitions = config.schema()["$defs"]
     for kind in (
-        *(GatewayConfig, StaticWorker, Mount, LearnedAcceptor),
+        *(GatewayConfig, StaticWorker, Mount, LearnedAcceptor, TokenizerFile),
         *(Route, Backend, Step, StreamHold),
     ):
         made = definitions[kind.__name__]

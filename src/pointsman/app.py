@@ -125,6 +125,7 @@ class Gateway:
         self.decisions = Decisions(options.decisions_kept, time.time, monotonic)
         self.decisions.uses(self.router.policy)
         self._handoffs = Handoffs(draw_seed=lambda: secrets.randbits(63), wall=time.time)
+        self._handoffs.tokenizers = self._tokenizers = parts.tokenizers(options)
         self._set_handoffs()
         self._acceptors = parts.acceptors(options)
         self._cascades = Cascades(self._acceptors)
@@ -226,6 +227,7 @@ class Gateway:
         if self._reloads:
             await asyncio.wait(self._reloads, timeout=RELOAD_S)
         await self._plane.calls.close()
+        self._plane.tokenizing.close()
         self._pool.close()
         for server in self._servers:
             server.close()
@@ -462,6 +464,7 @@ class Gateway:
         rotations = [await asyncio.to_thread(each.prepare) for each in self._rotating]
         if self._keys:
             await asyncio.to_thread(self._keys[0].check)
+        tokenizers = await asyncio.to_thread(parts.tokenizers, wanted, self._tokenizers)
         former, self._acceptors = self._acceptors, await asyncio.to_thread(parts.acceptors, wanted)
         try:
             # The last that can fail, for it is the first that changes anything.
@@ -470,6 +473,7 @@ class Gateway:
         finally:
             self._acceptors = former
         self._cascades.acceptors = self._acceptors
+        self._handoffs.tokenizers = self._tokenizers = tokenizers
         for rotate in rotations:
             rotate()
         values = {key: getattr(wanted, key) for key in changed}

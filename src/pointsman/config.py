@@ -40,6 +40,7 @@ __all__ = [
     "Mount",
     "StaticWorker",
     "Tls",
+    "TokenizerFile",
     "changed_options",
     "load",
     "reference",
@@ -196,6 +197,28 @@ class LearnedAcceptor(Struct, frozen=True, forbid_unknown_fields=True):
 
     name: Annotated[str, _option("What steps call it in `acceptor`, unique.", min_length=1)]
     file: Annotated[str, _option("The file that `pointsman cascade sweep --train` wrote.")]
+
+
+class TokenizerFile(Struct, frozen=True, forbid_unknown_fields=True):
+    """A tokenizer of a model, for hand-offs: the gateway tokenizes, and need not ask the prefill worker for it.
+
+    Its ids must be those of the workers: a decode worker refuses what was computed from others. Needs the extra
+    `pointsman[tokenizers]`.
+    """
+
+    model: Annotated[
+        str, _option("Id of the model as its workers report it, unique.", min_length=1)
+    ]
+    file: Annotated[str, _option("Its `tokenizer.json`, in the format of Hugging Face.")]
+    chat_template: Annotated[
+        str,
+        _option(
+            "File of the Jinja template by which the workers make a text of messages. "
+            "Empty: chats are tokenized by the prefill worker."
+        ),
+    ] = ""
+    bos_token: Annotated[str, _option("What the template finds in `bos_token`.")] = ""
+    eos_token: Annotated[str, _option("What the template finds in `eos_token`.")] = ""
 
 
 class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -521,6 +544,9 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
     acceptors: Annotated[
         tuple[LearnedAcceptor, ...], _option("Learned acceptors of cascades.")
     ] = ()
+    tokenizers: Annotated[
+        tuple[TokenizerFile, ...], _option("Tokenizers of the gateway's own, for hand-offs.")
+    ] = ()
     mounts: Annotated[
         tuple[Mount, ...],
         _option("Endpoints of your own, served beside the gateway's.", restart=True),
@@ -729,6 +755,10 @@ def _check(gateway: GatewayConfig, origin: Mapping[str, str]) -> None:
     _check_paths(gateway.paths)
     _check_mounts(gateway)
     _check_workers(gateway.workers)
+    models = [each.model for each in gateway.tokenizers]
+    for index, model in enumerate(models):
+        if model in models[:index]:
+            raise ConfigError(f"gateway.tokenizers[{index}].model: {model!r} is there already")
     names = [each.name for each in gateway.acceptors]
     for index, name in enumerate(names):
         if name in names[:index]:

@@ -27,6 +27,7 @@ from pointsman.domain.policy import Policy, PolicyOptions, make_policy
 from pointsman.domain.worker import Worker
 from pointsman.errors import BadRequest, BadRule
 from pointsman.net.limits import DownstreamLimits, UpstreamLimits
+from pointsman.net.tokenizing import LocalTokenizer, TokenizerUnusable
 
 __all__ = [
     "Application",
@@ -37,6 +38,7 @@ __all__ = [
     "policy",
     "static_worker",
     "store",
+    "tokenizers",
     "upstream_limits",
     "whoever",
 ]
@@ -97,6 +99,43 @@ def acceptors(options: GatewayConfig) -> dict[str, Acceptor]:
             where = f'gateway.acceptors[{index}].file = "{each.file}"'
             raise ConfigError(f"{where}: {error}") from None
     return found
+
+
+def tokenizers(
+    options: GatewayConfig, former: Mapping[str, LocalTokenizer] | None = None
+) -> dict[str, LocalTokenizer]:
+    """Return the gateway's own tokenizers, by model. Those of `former` whose files have not changed stay.
+
+    To make one holds the interpreter for the time of reading its vocabulary, tenths of a second.
+    """
+    found = {}
+    for index, each in enumerate(options.tokenizers):
+        where = f"gateway.tokenizers[{index}]"
+        file = _bytes(f"{where}.file", each.file)
+        template = None
+        if each.chat_template:
+            key = f"{where}.chat_template"
+            try:
+                template = _bytes(key, each.chat_template).decode()
+            except UnicodeDecodeError as error:
+                raise ConfigError(f'{key} = "{each.chat_template}": {error}') from None
+        source = (file, template, each.bos_token, each.eos_token)
+        tokenizer = (former or {}).get(each.model)
+        if tokenizer is None or tokenizer.source != source:
+            try:
+                tokenizer = LocalTokenizer(*source)
+            except TokenizerUnusable as error:
+                path = getattr(each, error.part)
+                raise ConfigError(f'{where}.{error.part} = "{path}": {error}') from None
+        found[each.model] = tokenizer
+    return found
+
+
+def _bytes(key: str, path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f'{key} = "{path}": {error.strerror}') from None
 
 
 def mounts(options: GatewayConfig) -> list[Application]:

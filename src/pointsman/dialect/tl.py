@@ -37,6 +37,7 @@ __all__ = [
     "info",
     "prefill",
     "prefilled",
+    "prompt_text",
     "read",
     "release",
     "token_ids",
@@ -177,6 +178,29 @@ def tokenize(worker: Worker, served: str, path: str, body: bytes) -> HttpCall:
         value,
     )
     return HttpCall(worker, b"/v1/tokenize", asked, TOKENIZE_S)
+
+
+def prompt_text(generation: Generation) -> str | list[dict[str, str]]:
+    """Return the text of a prompt, or its messages as chat templates read them, as a worker does for `tokenize`.
+
+    There is text alone then, and `system` for `developer`.
+    """
+    if generation.messages is None:
+        assert isinstance(generation.prompt, str)
+        return generation.prompt
+    return [
+        {
+            "role": "system" if message.role == "developer" else message.role,
+            "content": _text(message.content),
+        }
+        for message in generation.messages
+    ]
+
+
+def _text(content: str | list[Part] | None) -> str:
+    if isinstance(content, list):
+        return "".join(part.text for part in content)
+    return content or ""
 
 
 class Tokens(Struct):

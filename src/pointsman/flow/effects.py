@@ -14,6 +14,7 @@ The values are msgspec structs, which are made in C: a request makes half a doze
 from collections.abc import Callable, Generator, Mapping, Sequence
 from enum import StrEnum
 from math import inf
+from typing import Protocol, TypeAlias
 
 from msgspec import Struct
 
@@ -30,19 +31,26 @@ __all__ = [
     "ClientGone",
     "Command",
     "Done",
+    "Encode",
+    "Encoded",
     "Flow",
     "Lost",
     "More",
     "Outcome",
+    "PromptText",
     "Relay",
     "Result",
     "Returned",
     "Send",
     "Status",
+    "Tokenizer",
     "Why",
 ]
 
 UNCHANGED: Mapping[str, bytes] = {}
+
+PromptText: TypeAlias = str | Sequence[Mapping[str, str]]
+"""A text, or the messages of a chat, each with `role` and `content`."""
 
 
 class Why(StrEnum):
@@ -102,6 +110,25 @@ class Call(Struct, frozen=True, eq=False, gc=False):
     call: HttpCall | RpcCall
 
 
+class Tokenizer(Protocol):
+    """A tokenizer of the gateway's own. Long texts take it long, so the driver lets it work in a thread."""
+
+    @property
+    def chats(self) -> bool:
+        """Whether it knows how messages become a text."""
+
+    def encode(self, prompt: PromptText) -> list[int]:
+        """Return the token ids of a prompt. Raises whatever goes wrong; the driver makes that Lost."""
+
+
+class Encode(Struct, frozen=True, eq=False, gc=False):
+    """Let a tokenizer of the gateway's own say what the tokens are. Gives Encoded, or Lost after `timeout_s`."""
+
+    tokenizer: Tokenizer
+    prompt: PromptText
+    timeout_s: float
+
+
 class After(Struct, frozen=True, eq=False, gc=False):
     """Calls to make one after another, whatever becomes of the request. `then` hears the outcome of the last one."""
 
@@ -152,6 +179,12 @@ class Broken(Struct, frozen=True, eq=False, gc=False):
     told: bool = False
 
 
+class Encoded(Struct, frozen=True, eq=False, gc=False):
+    """The token ids of a prompt."""
+
+    ids: list[int]
+
+
 class Returned(Struct, frozen=True, eq=False, gc=False):
     """What a gRPC call answered: the message, as bytes."""
 
@@ -179,7 +212,7 @@ class ClientGone(Exception):
     """The client closed its connection; nothing more can be said to it."""
 
 
-Command = Send | More | Relay | Call
+Command = Send | More | Relay | Call | Encode
 Outcome = Answer | Lost | Returned | Status
-Result = Outcome | Done | Broken
+Result = Outcome | Encoded | Done | Broken
 Flow = Generator[Command, Result, None]

@@ -28,11 +28,14 @@ from pointsman.flow.effects import (
     Answer,
     Call,
     Command,
+    Encode,
+    Encoded,
     Lost,
     Result,
     Returned,
     Send,
     Status,
+    Tokenizer,
     Why,
 )
 from pointsman.flow.exchange import Attempt, Exchange, Transfer
@@ -44,6 +47,9 @@ NAMES_KEPT = 65_536
 
 CONTEXTS_KEPT = 1024
 """Workers whose context length is remembered."""
+
+ENCODE_S = 5.0
+"""Seconds that a tokenizer of the gateway's own may take, in the queue for its threads or at work."""
 
 ANSWERED = frozenset(
     ("INVALID_ARGUMENT", "FAILED_PRECONDITION", "RESOURCE_EXHAUSTED", "UNIMPLEMENTED", "NOT_FOUND")
@@ -58,7 +64,8 @@ class Handoffs:
     """What all hand-offs of a gateway share.
 
     `draw_seed` returns a seed of 63 random bits, `wall` is the time in seconds since 1970; `min_tokens` is the shortest
-    prompt that is worth a hand-off; `prefill_s` is how long a prefill may take.
+    prompt that is worth a hand-off; `prefill_s` is how long a prefill may take. `tokenizers` are the gateway's own, by
+    the model id that workers report.
     """
 
     def __init__(
@@ -68,11 +75,13 @@ class Handoffs:
         wall: Callable[[], float],
         min_tokens: int = 0,
         prefill_s: float = 30.0,
+        tokenizers: Mapping[str, Tokenizer] | None = None,
     ) -> None:
         self.draw_seed = draw_seed
         self.wall = wall
         self.min_tokens = min_tokens
         self.prefill_s = prefill_s
+        self.tokenizers = tokenizers or {}
         self.contexts: dict[Worker, int] = {}
         self._names: OrderedDict[str, int] = OrderedDict()
 
@@ -280,6 +289,8 @@ def _prefill(
     ids = generation.ids
     if ids is None:
         transfer.tokenize_at = x.now
+        ids = yield from _encoded(handoffs, generation, target.served_model)
+    if ids is None:
         call = tl.tokenize(worker, target.served_model, prompt.path, prompt.body)
         answer = yield Call(call)
         assert isinstance(answer, Answer | Lost)
@@ -336,6 +347,18 @@ def _prefill(
         handoff.close()
     assert isinstance(result, Status)
     return _refused(result, attempt)
+
+
+def _encoded(
+    handoffs: Handoffs, generation: tl.Generation, served: str
+) -> Generator[Command, Result, list[int] | None]:
+    """Return the tokens where a tokenizer of the gateway's own knows them. What it does not, the worker shall say."""
+    tokenizer = handoffs.tokenizers.get(served)
+    if tokenizer is None or not (generation.messages is None or tokenizer.chats):
+        return None
+    result = yield Encode(tokenizer, tl.prompt_text(generation), ENCODE_S)
+    assert isinstance(result, Encoded | Lost)
+    return result.ids or None if isinstance(result, Encoded) else None
 
 
 def _tokens(answer: Answer | Lost, worker: Worker) -> list[int] | Failure:

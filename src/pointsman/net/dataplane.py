@@ -35,6 +35,7 @@ from pointsman.net.driver import Drive
 from pointsman.net.limits import DownstreamLimits, UpstreamLimits
 from pointsman.net.observer import Observer
 from pointsman.net.pool import Pool
+from pointsman.net.tokenizing import Tokenizing
 from pointsman.wire.body import parse_request, says_model_once
 from pointsman.wire.http1 import identity_of, render_request
 from pointsman.wire.replies import error_reply, model_reply, models_reply
@@ -89,6 +90,7 @@ class DataPlane:
         self._cascades = cascades
         self.deadlines = deadlines
         self.observer = observer
+        self.tokenizing = Tokenizing(deadlines, lambda: observer.fault("tokenizer"))
         self.connections: set[Downstream] = set()
         self.empty = asyncio.Event()
         self.empty.set()

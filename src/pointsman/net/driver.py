@@ -24,6 +24,8 @@ from pointsman.flow.effects import (
     ClientGone,
     Command,
     Done,
+    Encode,
+    Encoded,
     Flow,
     Lost,
     More,
@@ -116,11 +118,14 @@ class Drive(Struct, eq=False):
         x = self.x
         if x.after:
             self._plane.calls.later(x.after)
-        if isinstance(command, Call):
+        if isinstance(command, Call | Encode):
             # What an answer that was not taken came over is of no more use.
             if self._upstream is not None:
                 self._drop_upstream()
-            self._calling = self._plane.calls.call(command.call, x.deadline, self._called)
+            if isinstance(command, Encode):
+                self._calling = self._plane.tokenizing.encode(command, x.deadline, self._called)
+            else:
+                self._calling = self._plane.calls.call(command.call, x.deadline, self._called)
             return
         assert isinstance(command, More)
         upstream = self._upstream
@@ -131,7 +136,7 @@ class Drive(Struct, eq=False):
             self._enough = loop.call_later(wait_s, self._waited, command.answer)
         upstream.more(self, command.answer)
 
-    def _called(self, outcome: Outcome) -> None:
+    def _called(self, outcome: Outcome | Encoded) -> None:
         self._calling = None
         self._run(outcome)
 
