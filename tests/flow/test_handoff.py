@@ -459,7 +459,9 @@ def test_p13_a_prefill_worker_that_cannot_tokenize_is_replaced(result: Any) -> N
     assert (fleet.failed, fleet.after(), fleet.outcomes) == (["p"], [], ["failed", "handed_over"])
 
 
-@pytest.mark.parametrize("broken", [b"\xff", b""])
+@pytest.mark.parametrize(
+    "broken", [b"\xff", b"", done("a\r\nx: y").message, done("\u00e9").message]
+)
 def test_an_answer_to_prefill_that_cannot_be_read_is_a_failure_and_is_released(
     broken: bytes,
 ) -> None:

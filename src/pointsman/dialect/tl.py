@@ -272,9 +272,11 @@ def prefilled(message: bytes) -> Prefilled:
         answer = PrefillResponse.FromString(message)
     except DecodeError as error:
         raise ValueError("the answer to Prefill cannot be read") from error
-    if not answer.handle.handle_id:
-        raise ValueError("the answer to Prefill has no handle")
-    return Prefilled(answer.handle.handle_id, answer.prompt_tokens, answer.cached_prompt_tokens)
+    handle = answer.handle.handle_id
+    # It goes into a header.
+    if not (handle and handle.isascii() and handle.isprintable()):
+        raise ValueError("the answer to Prefill has no handle that can be used")
+    return Prefilled(handle, answer.prompt_tokens, answer.cached_prompt_tokens)
 
 
 def cancel(worker: Worker, request_id: str) -> RpcCall:

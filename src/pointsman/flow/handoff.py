@@ -412,7 +412,7 @@ def _ready(
         return Failure(Lost(Why.PREFILL, f"prefill worker {worker.id}: {error}"), worker)
     handoff.pushed(done.handle)
     transfer.cached = done.cached
-    return Ready(fields, tl.HANDLE % done.handle.encode("latin-1", "replace"))
+    return Ready(fields, tl.HANDLE % done.handle.encode())
 
 
 def _refused(status: Status, attempt: Attempt) -> Failure:
