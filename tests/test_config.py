@@ -405,6 +405,10 @@ ADDRESS = "expected host:port, :port or [IPv6]:port"
             + 'cascade = [{ model = "s", accept_if = "score > 0.5", acceptor = "x" }, { model = "l" }]',
             "gateway.routes[0].cascade[0].acceptor: there is no acceptor 'x' in `gateway.acceptors`; there are: none",
         ),
+        (
+            '[[gateway.tokenizers]]\nmodel = "m"\nfile = "a"\n' * 2,
+            "gateway.tokenizers[1].model: 'm' is there already",
+        ),
         # features of the contract that do not exist yet
         ('upstream = "u"', 'gateway.upstream = "u": not served by this version; leave it empty'),
         ('usage_db = "k"', 'gateway.usage_db = "k": not served by this version; leave it empty'),
