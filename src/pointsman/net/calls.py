@@ -102,6 +102,9 @@ class Calls:
             _, late = await asyncio.wait(self._later, timeout=wait_s)
             for task in late:
                 task.cancel()
+            if late:
+                # Each has given up its connection then: the pool, which closes next, tells it nothing more.
+                await asyncio.wait(late)
         for channel in (*self._channels.values(), *self._closing.values()):
             await channel.close()
         self._channels.clear()
@@ -154,7 +157,13 @@ class Calls:
         told: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         with Lease(call.worker):
             deadline = self._deadlines.now() + call.timeout_s
-            calling = _Http(self._pool, call, deadline, told.set_result)
+
+            def tell(outcome: Outcome) -> None:
+                # Between a cancellation and the moment when the task hears of it, the connection may end.
+                if not told.done():
+                    told.set_result(outcome)
+
+            calling = _Http(self._pool, call, deadline, tell)
             try:
                 return await told
             except asyncio.CancelledError:

@@ -17,6 +17,7 @@ from pointsman.flow.effects import Answer, Lost, Why
 from pointsman.net.sending import sender
 from pointsman.wire.framing import CountedCut, Cut, cut_for, payload
 from pointsman.wire.http1 import Framing, ProtocolError, ResponseHead, parse_response_head
+from pointsman.wire.sse import ends_stream
 
 if TYPE_CHECKING:
     from pointsman.net.clock import Deadlines
@@ -111,6 +112,11 @@ class Upstream(asyncio.Protocol):
     def closing(self) -> bool:
         """Whether the connection can no longer be used."""
         return self.transport.is_closing()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the engine has ended the connection in good order: `connection_lost` follows."""
+        return self._ended
 
     def ask(self, judge: Judge, head: bytes, body: bytes) -> None:
         """Send a request, whose outcome the judge hears once."""
@@ -313,6 +319,8 @@ class Upstream(asyncio.Protocol):
     def _is_whole(self, head: ResponseHead) -> bool:
         """Say whether a body that only the end of the connection ended can be trusted to be whole."""
         body = b"".join(self._held)
+        if head.event_stream and head.status < 300 and not head.encoded:
+            return ends_stream(body)  # It was held after its first event, as a cascade does.
         if not (head.get(b"content-type") or b"").startswith(b"application/json"):
             return bool(body)
         try:
