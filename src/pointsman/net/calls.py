@@ -204,6 +204,12 @@ class _Channel:
             return Status(code, detail, sent, stale, leg)
         except grpc.aio.UsageError as error:  # The channel was closed: the worker has left.
             return Status("UNAVAILABLE", str(error), sent=False)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Not whoever waits was cancelled but the call, by the end of its channel.
+            return Status("CANCELLED", "the worker left")
         self._served = True
         return Returned(message)
 
@@ -241,9 +247,7 @@ class _Rpc:
 
     def _over(self, task: "asyncio.Task[Returned | Status]") -> None:
         self._awaited.discard(self)
-        if task.cancelled():
-            self._done(Status("CANCELLED", "the worker left"))
-        else:
+        if not task.cancelled():  # The loop itself is ending.
             self._done(task.result())
 
 
