@@ -435,3 +435,13 @@ def test_the_openai_sdk_is_at_home(serve: Any, fakes: Any) -> None:
             assert caught.value.param == "n"
 
     asyncio.run(main())
+
+
+def test_no_part_of_an_answer_waits_for_an_acknowledgement() -> None:
+    from pointsman.engine.command import _listener
+
+    with _listener("127.0.0.1:0") as listener:
+        client = socket.create_connection(listener.getsockname())
+        connection, _ = listener.accept()
+        with client, connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

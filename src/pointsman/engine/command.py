@@ -346,7 +346,11 @@ def _listener(listen: str) -> socket.socket:
         raise ValueError(f"--listen {listen!r} is not host:port")
     host = host.strip("[]") or "127.0.0.1"
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, int(port)), family=family, backlog=1024)
+    listener = socket.create_server((host, int(port)), family=family, backlog=1024)
+    # Connections inherit it. asyncio does not see that they are TCP, and then each answer's body, and each token after
+    # the first, could wait 40 ms for an acknowledgement.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def _address(listener: socket.socket) -> str:
