@@ -331,6 +331,16 @@ def test_a_stream_without_a_token_in_time_is_dropped() -> None:
         story.gets(streamed(role)).expects_send("l").gets(answer(200)).relays_to_the_end()
 
 
+def test_a_stream_that_talks_without_tokens_is_not_held_without_bounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pointsman.flow.cascade.HOLD", 1000)
+    pings = [b": ping\n\n"] * 100
+    with Fleet(hold=HOLD, stream=True).dialogue() as story:
+        story.gets(streamed(*pings[:50])).expects_more()
+        story.gets(streamed(*pings)).expects_send("l").gets(answer(200)).relays_to_the_end()
+
+
 def test_a_short_stream_is_judged_at_its_end() -> None:
     with Fleet(hold=HOLD, stream=True).dialogue() as story:
         story.gets(streamed(event(-0.1), b"data: [DONE]\n\n")).relays_to_the_end()

@@ -2,10 +2,19 @@
 
 import asyncio
 import gzip
+from math import inf
 from typing import Any
 
 import pytest
 
+from pointsman.domain.worker import Worker
+from pointsman.flow.effects import Answer, Broken, Done, Lost
+from pointsman.net.clock import Deadlines
+from pointsman.net.limits import UpstreamLimits
+from pointsman.net.observer import Silent
+from pointsman.net.pool import Pool
+from pointsman.net.relay import Relay
+from pointsman.net.upstream import Upstream
 from pointsman.testing.client import Client, Response, post
 from pointsman.testing.gateways import counted, fronted, running
 from pointsman.testing.origin import (
@@ -453,3 +462,86 @@ async def test_a_head_in_bare_lf_is_not_waited_for() -> None:
     async with fronted(bare) as (_, _, client):
         response = await client.ask(post({"model": "m"}))
     assert (response.status, response.error["code"]) == (503, "no_capacity")
+
+
+class Socket(asyncio.Transport):
+    """A transport that goes nowhere: a test says what the engine does, and when."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.protocol: asyncio.BaseProtocol | None = None
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Take it."""
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self.protocol = protocol
+
+    def is_closing(self) -> bool:
+        return False
+
+    def abort(self) -> None:
+        """Close."""
+
+
+class Holding:
+    """A request that holds an answer."""
+
+    def __init__(self) -> None:
+        self.deadline = inf
+        self.hold = 0
+        self.answer: Answer | None = None
+
+    def answered(self, answer: Answer) -> None:
+        self.answer = answer
+
+    def lost(self, lost: Lost) -> None:
+        raise AssertionError(lost)
+
+    def stale(self) -> None:
+        raise AssertionError
+
+
+def discard(data: bytes) -> None:
+    """Write to a client whom nobody asks."""
+
+
+@pytest.mark.parametrize("whole", [True, False])
+async def test_a_held_stream_may_be_let_through_between_its_end_and_the_loss_of_its_connection(
+    whole: bool,
+) -> None:
+    deadlines = Deadlines(asyncio.get_running_loop())
+    engine = Worker("a", model="m", http_address="127.0.0.1:1")
+    lane = Pool(UpstreamLimits(), deadlines, Silent()).lane(engine)
+    upstream, judge, transport = Upstream(lane, deadlines), Holding(), Socket()
+    upstream.connection_made(transport)
+    upstream.ask(judge, b"POST / HTTP/1.1\r\n\r\n", b"")
+    upstream.data_received(
+        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" + event("a")
+    )
+    assert judge.answer is not None
+    upstream.more(judge, judge.answer)
+    if whole:
+        upstream.data_received(DONE)
+        upstream.more(judge, judge.answer)
+    upstream.eof_received()
+    answer = upstream.so_far(judge.answer)
+    ends: list[Done | Broken] = []
+    relay = Relay(
+        upstream,
+        discard,
+        framing=answer.head.framing,
+        shape=None,
+        chunked=False,
+        events=True,
+        first=answer.body,
+        gap_s=1.0,
+        total=inf,
+        deadlines=deadlines,
+        ended=ends.append,
+    )
+    assert transport.protocol is relay
+    relay.connection_lost(None)
+    deadlines.close()
+    (end,) = ends
+    assert isinstance(end, Done if whole else Broken)

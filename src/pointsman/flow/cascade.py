@@ -54,7 +54,7 @@ from pointsman.wire.logprobs import (
 __all__ = ["Cascades", "cascade"]
 
 HOLD = 64 << 20
-"""Bytes of an answer that is held to be judged. A larger one is not kept."""
+"""Bytes of an answer that is held to be judged. A larger one is not kept; a stream is judged by what is there then."""
 
 SHADOW_S = 120.0
 """Seconds that the last model has for an answer that only serves to compare."""
@@ -191,13 +191,14 @@ class _Trial:
         stream = StreamTokens()
         seen = 0
         while True:
-            payload = answer.payload
-            stream.feed(payload[seen:])
-            seen = len(payload)
+            # What came last are whole chunks; to read all of them again and again would be quadratic.
+            stream.feed(Answer(answer.head, answer.body[seen:], answer.complete).payload)
+            seen = len(answer.body)
             if (
                 answer.complete
                 or stream.ended
                 or stream.count >= hold.tokens
+                or seen >= HOLD
                 or self._x.now >= until
             ):
                 return answer, stream.tokens

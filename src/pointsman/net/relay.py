@@ -83,9 +83,8 @@ class Relay(asyncio.Protocol):
         self._misses = 0
         self._touched = False
         self._paused = False
-        self._complete = (
-            upstream.ended
-        )  # A stream that was held may have ended, and not been closed.
+        # A stream that was held may have ended already, and its connection not be lost yet.
+        self._complete = upstream.ended
         self.deadline = min(deadlines.now() + self._gap_s, total)
         upstream.hand_over(self)
         deadlines.add(self)
