@@ -242,6 +242,18 @@ async def test_a_unified_worker_takes_over(failure: str, body: dict[str, Any]) -
         assert it.unified[0].http.requests[0].header("x-tl-kv-handle") is None
 
 
+async def test_what_is_held_in_vain_is_given_back_before_the_next_worker_has_answered() -> None:
+    async with fleet(unified=1, targets=("disaggregated", "unified")) as it:
+        it.decode.fail("asked", Say(503, REFUSAL))
+        it.unified[0].fail("middle", HANG)
+        await it.client.send(post(STREAM))
+        await it.unified[0].reached("middle")
+        async with asyncio.timeout(1.5):
+            await it.decode.reached("released")
+        it.client.leave()
+        await it.idle()
+
+
 @BOTH
 @pytest.mark.parametrize("failure", BEFORE_THE_COMMIT)
 async def test_alone_the_client_gets_one_clean_error(failure: str, body: dict[str, Any]) -> None:

@@ -8,7 +8,6 @@ from pointsman.wire.logprobs import without_logprobs
 from pointsman.wire.shape import (
     Chunked,
     Edited,
-    PublicModel,
     Unchunked,
     edited_json,
     public_json,
@@ -17,9 +16,16 @@ from pointsman.wire.shape import (
 PUBLIC = b'"smol"'
 
 
+def public_model(model: bytes, *, chunked_in: bool, chunked_out: bool) -> Edited:
+    """Return what writes a model id into every event that names one."""
+    return Edited(
+        [lambda body: public_json(body, model)], chunked_in=chunked_in, chunked_out=chunked_out
+    )
+
+
 def shaped(stream: bytes, *, step: int | None = None) -> bytes:
     """Return a stream of events as the client gets it, fed in pieces of `step` bytes."""
-    shape = PublicModel(PUBLIC, chunked_in=False, chunked_out=False)
+    shape = public_model(PUBLIC, chunked_in=False, chunked_out=False)
     step = step or len(stream)
     pieces = (stream[at : at + step] for at in range(0, len(stream), step))
     return b"".join([shape.feed(piece) for piece in pieces]) + shape.end()
@@ -133,7 +139,7 @@ class TestPublicEvents:
 
     def test_h03_split_anywhere(self) -> None:
         for at in range(len(self.SMALL) + 1):
-            shape = PublicModel(PUBLIC, chunked_in=False, chunked_out=False)
+            shape = public_model(PUBLIC, chunked_in=False, chunked_out=False)
             out = shape.feed(self.SMALL[:at]) + shape.feed(self.SMALL[at:]) + shape.end()
             assert out == self.PUBLIC_SMALL
 
@@ -141,7 +147,7 @@ class TestPublicEvents:
         assert shaped(self.SMALL, step=1) == self.PUBLIC_SMALL
 
     def test_an_event_that_was_never_ended_comes_at_the_end(self) -> None:
-        shape = PublicModel(PUBLIC, chunked_in=False, chunked_out=False)
+        shape = public_model(PUBLIC, chunked_in=False, chunked_out=False)
         assert shape.feed(b'data: {"model":"v2"}\n') == b""
         assert shape.end() == b'data: {"model":"smol"}\n'
         assert shaped(b"data: half") == b"data: half"
@@ -153,7 +159,7 @@ class TestPublicEvents:
     @pytest.mark.parametrize("chunked_in", [True, False])
     @pytest.mark.parametrize("chunked_out", [True, False])
     def test_h03_in_every_framing(self, chunked_in: bool, chunked_out: bool) -> None:
-        shape = PublicModel(PUBLIC, chunked_in=chunked_in, chunked_out=chunked_out)
+        shape = public_model(PUBLIC, chunked_in=chunked_in, chunked_out=chunked_out)
         out = []
         for at in range(0, len(self.SMALL), 7):
             piece = self.SMALL[at : at + 7]
@@ -168,7 +174,7 @@ class TestPublicEvents:
         assert got == self.PUBLIC_SMALL
 
     def test_the_public_id_is_escaped_as_json(self) -> None:
-        shape = PublicModel(msgspec.json.encode('a"b'), chunked_in=False, chunked_out=False)
+        shape = public_model(msgspec.json.encode('a"b'), chunked_in=False, chunked_out=False)
         assert shape.feed(b'data: {"model":"v2"}\n\n') == b'data: {"model":"a\\"b"}\n\n'
 
 

@@ -34,7 +34,8 @@ class Transfer(Struct, eq=False, gc=False):
 
     `tokens` are those of the prompt, `cached` those that the prefill worker need not compute, `resumed` those that the
     decode worker says it got (-1 where it does not say); `outcome` is one of direct (the prompt was too short for it),
-    handed_over, recomputed (the decode worker computed the prompt again), failed, abandoned (by the client).
+    handed_over, recomputed (the decode worker computed the prompt again), refused (a worker says that the request is
+    wrong), failed, abandoned (the client left, or the gateway stopped).
     """
 
     tokens: int = 0

@@ -94,6 +94,9 @@ class Drive(Struct, eq=False):
         try:
             while True:
                 command = self._flow.send(result)  # type: ignore[arg-type]  # None starts it
+                if self.x.after:
+                    # Not at the end alone: what a worker holds in vain, others may be waiting for.
+                    self._plane.calls.later(self.x.after)
                 if type(command) is Send:
                     self._send(command)
                     return
@@ -116,8 +119,6 @@ class Drive(Struct, eq=False):
     def _other(self, command: Command) -> None:
         """Perform what few stories ask for."""
         x = self.x
-        if x.after:
-            self._plane.calls.later(x.after)
         if isinstance(command, Call | Encode):
             # What an answer that was not taken came over is of no more use.
             if self._upstream is not None:

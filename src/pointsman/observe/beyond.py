@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import Metric
 from pointsman.domain.calibration import Calibrations
 from pointsman.flow.exchange import Attempt, Exchange
 
-__all__ = ["Handovers", "cascade_families"]
+__all__ = ["HandoffCounts", "cascade_families"]
 
 PHASE_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 """Buckets in seconds: from a tokenizer's millisecond to the longest prefill that is waited for."""
@@ -23,7 +23,7 @@ PHASES = ("tokenize", "prefill", "resume")
 TOKENS = ("prompt", "cached", "resumed")
 
 
-class Handovers:
+class HandoffCounts:
     """Counts hand-offs by how they ended, and how long their parts took."""
 
     def __init__(self) -> None:

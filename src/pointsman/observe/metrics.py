@@ -29,7 +29,7 @@ from prometheus_client.registry import Collector
 from pointsman.domain.calibration import Calibrations
 from pointsman.domain.worker import Role, Worker, load_of
 from pointsman.flow.exchange import CLIENT_GONE, Exchange
-from pointsman.observe.beyond import Handovers, cascade_families
+from pointsman.observe.beyond import HandoffCounts, cascade_families
 
 __all__ = ["Metrics", "Totals"]
 
@@ -138,7 +138,7 @@ class Metrics:
         self.spans: Callable[[], dict[str, int]] = lambda: {}
         self.calibrations = Calibrations()
         self.calls_dropped: Callable[[], int] = lambda: 0
-        self._handovers = Handovers()
+        self._handoffs = HandoffCounts()
         self._started_at = self._reloaded_at = wall()
         self._models: dict[str, str] = {}
         self._tenants: dict[str, str] = {}
@@ -335,7 +335,7 @@ class Metrics:
             outcome = each.failure or ("rejected" if rejected else ended)
             self._new_tries(worker.id, target.reason, outcome, model)
             if each.transfer is not None:
-                self._handovers.count(x, each)
+                self._handoffs.count(x, each)
         for each in x.tries[:-1]:
             if each.failure:
                 _add(self._failovers, each.failure)
@@ -365,7 +365,7 @@ class Metrics:
         yield from self._durations()
         yield from self._attempts()
         yield from self._counts()
-        yield from self._handovers.families()
+        yield from self._handoffs.families()
         yield from cascade_families(self.calibrations)
         yield from self._configuration()
         yield from self._live()

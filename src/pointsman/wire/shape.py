@@ -18,7 +18,6 @@ __all__ = [
     "Chunked",
     "Edit",
     "Edited",
-    "PublicModel",
     "Shape",
     "Unchunked",
     "edited_json",
@@ -102,16 +101,6 @@ class Edited:
         edited = edited_json(data, self._edits)
         missing = data.count(b"\n") - edited.count(b"\n")
         return with_data(event, edited + b"\n" * missing) if missing >= 0 else event
-
-
-class PublicModel(Edited):
-    """Writes the model id that the client asked for, as raw JSON, into every event that names a model."""
-
-    __slots__ = ()
-
-    def __init__(self, model: bytes, *, chunked_in: bool, chunked_out: bool) -> None:
-        edit: Edit = lambda body: public_json(body, model)  # noqa: E731
-        super().__init__((edit,), chunked_in=chunked_in, chunked_out=chunked_out)
 
 
 def edited_json(body: bytes, edits: Sequence[Edit]) -> bytes:
