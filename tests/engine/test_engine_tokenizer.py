@@ -3,6 +3,7 @@
 import json
 import random
 import sys
+import time
 import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,15 +11,21 @@ from typing import Any
 
 import pytest
 
+from pointsman.config import TokenizerFile
+from pointsman.domain.registry import WorkerReport
+from pointsman.domain.routes import Route
+from pointsman.domain.worker import Role
 from pointsman.engine import llama
 from pointsman.net.tokenizing import LocalTokenizer
+from pointsman.testing.client import Client, post
+from pointsman.testing.gateways import counted, running
 
 pytest.importorskip("xllamacpp", reason="needs the [engine] extra: pip install 'pointsman[engine]'")
 pytest.importorskip(
     "tokenizers", reason="needs the extra: pip install 'pointsman[tokenizers]'"
 )  # fmt: skip
 gguf = pytest.importorskip("gguf", reason="needs the extra dev")
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.anyio, pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(300)]
 
 CONTROL = 3
 """How GGUF marks tokens that are no text, such as `<|im_start|>`."""
@@ -153,6 +160,45 @@ def test_a_chat_has_the_ids_that_the_engine_gives(
     asked = engine.post("/v1/tokenize", text="", add_special=True, messages=messages)
     assert asked["ids"]
     assert tokenizer.encode(messages) == asked["ids"]
+
+
+async def test_what_is_handed_over_by_these_ids_is_what_the_decode_worker_expects(
+    launch: Any, fields: Any, tmp_path: Path
+) -> None:
+    """It tokenizes the request itself, and compares: each hand-off goes through."""
+    file, template = tmp_path / "tokenizer.json", tmp_path / "chat.jinja"
+    file.write_text(json.dumps(tokenizer_json(fields)))
+    template.write_text(fields["tokenizer.chat_template"].contents())
+    tokenizer = TokenizerFile(model="smollm2", file=str(file), chat_template=str(template))
+    route = Route("smollm2", targets=("disaggregated",))
+    prefill, decode = (launch("--role", role, "--context", "512") for role in ("prefill", "decode"))
+    try:
+        async with (
+            running(
+                routes=(route,),
+                tokenizers=(tokenizer,),
+                disagg_min_tokens=0,
+                heartbeat_miss_limit=1000,  # one heartbeat is enough
+            ) as gateway,
+            Client(gateway.address) as client,
+        ):
+            for each in (prefill, decode):
+                report = WorkerReport(
+                    each.worker_id,
+                    model="smollm2",
+                    http_address=each.address,
+                    role=Role(each.role),
+                    grpc_address=each.control,
+                    kv_address=each.kv or "",
+                )
+                gateway.registry.beat(report, time.monotonic())
+            for messages in CHATS[:4]:
+                body = {"model": "smollm2", "messages": messages, "max_tokens": 4}
+                assert (await client.ask(post(body))).status == 200
+            handed = 'tl_gateway_handoffs_total{outcome="handed_over"'
+            assert counted(gateway, handed) == 4
+    finally:
+        assert [each.stop() for each in (prefill, decode)] == [0, 0]
 
 
 def differing(
