@@ -9,7 +9,7 @@ Agreement is that of `pointsman.domain.judging`. For free text it is a coarse me
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from msgspec import Struct
 
@@ -72,9 +72,3 @@ class Calibrations:
     def __iter__(self) -> Iterator[tuple[str, int, StepCounts]]:
         for (model, step), counts in tuple(self._steps.items()):
             yield model, step, counts
-
-    def forget(self, models: Iterable[str]) -> None:
-        """Drop the counts of routes that no longer exist: `models` are those that do."""
-        live = set(models)
-        for key in [key for key in self._steps if key[0] not in live]:
-            del self._steps[key]

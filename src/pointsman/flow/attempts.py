@@ -8,7 +8,7 @@ How one worker is asked, and what becomes of its answer, is a leg. The usual one
 is written out here, since nearly every request takes it; a hand-off and a step of a cascade bring their own.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -116,11 +116,11 @@ def ask(attempt: Attempt, command: Send, receive: Receive) -> Asked:
     return Failure(result, attempt.target.worker)
 
 
-def relay(x: Exchange) -> Receive:
-    """Return what commits to an answer, and relays it."""
+def relay(x: Exchange, edits: Sequence[Callable[[bytes], bytes]] = ()) -> Receive:
+    """Return what commits to an answer, and relays it, with `edits` on its way."""
 
     def receive(answer: Answer) -> Generator[Command, Result, Received]:
-        ended = yield Relay(answer)
+        ended = yield Relay(answer, edits)
         if isinstance(ended, Broken):
             x.error = str(ended.why)
             return False

@@ -11,7 +11,7 @@ of a step is held back for a few tokens and judged by those; then it is let thro
 With `shadow`, a sample of the answers is compared with what the last model says. Its client waits for neither.
 """
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 
 import msgspec
 
@@ -24,22 +24,10 @@ from pointsman.domain.router import Router
 from pointsman.domain.routes import Route, Step
 from pointsman.domain.scores import Tokens
 from pointsman.errors import GatewayError
-from pointsman.flow.attempts import Leg, Receive, Received, ask, attempts, relay
-from pointsman.flow.effects import (
-    After,
-    Answer,
-    Broken,
-    Command,
-    Flow,
-    Lost,
-    More,
-    Outcome,
-    Relay,
-    Result,
-    Send,
-)
+from pointsman.flow.attempts import Receive, Received, attempts, relay
+from pointsman.flow.effects import After, Answer, Command, Flow, Lost, More, Outcome, Result, Send
 from pointsman.flow.exchange import Attempt, Exchange, Verdict
-from pointsman.flow.handoff import Handoffs, leg_for
+from pointsman.flow.handoff import Handoffs, Legs
 from pointsman.wire.body import with_fields
 from pointsman.wire.call import HttpCall
 from pointsman.wire.logprobs import (
@@ -103,6 +91,7 @@ def cascade(
     Raises what `attempts` raises for the last step, and BadRequest.
     """
     last = len(route.cascade) - 1
+    legs = Legs(x, handoffs, route, body)
     trials: list[_Trial] = []
     if not x.request.stream or route.stream_hold is not None:
         for number, step in enumerate(route.cascade[:last]):
@@ -113,10 +102,10 @@ def cascade(
             counts = cascades.calibrations.of(route.model, number)
             trial = _Trial(x, route, rule, counts, body)
             trials.append(trial)
-            leg, handoff = _leg(x, handoffs, route, body, trial.send, trial.receive)
+            leg = legs.leg(trial.receive, trial.send)
             try:
                 yield from attempts(
-                    x, router, max_attempts, leg, number, handoff=handoff, final=False
+                    x, router, max_attempts, leg, number, handoff=legs.handoff, final=False
                 )
             except GatewayError:
                 counts.failed += 1
@@ -128,8 +117,7 @@ def cascade(
     receive = relay(x)
     if trials and _shadowed(x, route):
         receive = _comparing(receive, trials)
-    leg, handoff = _leg(x, handoffs, route, body, _plainly, receive)
-    yield from attempts(x, router, max_attempts, leg, last, handoff=handoff)
+    yield from attempts(x, router, max_attempts, legs.leg(receive), last, handoff=legs.handoff)
 
 
 class _Trial:
@@ -177,11 +165,7 @@ class _Trial:
         self._note(used)
         if not self.kept:
             return answer.complete
-        ended = yield Relay(answer, self._edits)
-        if isinstance(ended, Broken):
-            self._x.error = str(ended.why)
-            return False
-        return True
+        return (yield from relay(self._x, self._edits)(answer))
 
     def _listen(self, answer: Answer) -> Generator[Command, Result, tuple[Answer, Tokens] | Lost]:
         """Hold a stream until enough of it is there."""
@@ -223,23 +207,6 @@ class _Trial:
         counts.prompt_tokens += used[0]
         counts.completion_tokens += used[1]
         counts.seconds += x.now - attempt.at
-
-
-def _leg(
-    x: Exchange,
-    handoffs: Handoffs,
-    route: Route,
-    body: bytes,
-    send: Callable[[Attempt], Send],
-    receive: Receive,
-) -> tuple[Leg, bool]:
-    if "disaggregated" in route.targets:
-        return leg_for(x, handoffs, route, body, send=send, receive=receive)
-    return lambda attempt: ask(attempt, send(attempt), receive), True
-
-
-def _plainly(attempt: Attempt) -> Send:
-    return Send(attempt.target)
 
 
 def _shadowed(x: Exchange, route: Route) -> bool:

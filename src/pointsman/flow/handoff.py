@@ -40,7 +40,7 @@ from pointsman.flow.effects import (
 )
 from pointsman.flow.exchange import Attempt, Exchange, Transfer
 
-__all__ = ["Handoff", "Handoffs", "leg_for"]
+__all__ = ["Handoffs", "Legs"]
 
 NAMES_KEPT = 65_536
 """Request ids whose number of hand-offs is remembered: far more than one decode worker can have heard of at a time."""
@@ -116,7 +116,7 @@ class Held(Enum):
 
     NOTHING = "nothing"
     UNSURE = "unsure"  # the prefill is on its way: it may still push, or have pushed
-    PUSHED = "pushed"
+    SETTLED = "settled"  # the prefill has ended, well or not: nothing is pushed any more
 
 
 class Handoff:
@@ -139,10 +139,10 @@ class Handoff:
         self._name = name
         self._held = Held.UNSURE
 
-    def pushed(self, handle: str) -> None:
+    def settled(self, handle: str) -> None:
         """Note that the prefill has ended, well or not: nothing more will be pushed than what is there."""
         self._name = handle
-        self._held = Held.PUSHED
+        self._held = Held.SETTLED
 
     def finished(self) -> None:
         """Note that nothing is held: the worker has used it up, or never heard of it."""
@@ -186,44 +186,53 @@ class Prompt(Struct, eq=False):
     default_max_tokens: int | None
 
 
-def leg_for(
-    x: Exchange,
-    handoffs: Handoffs,
-    route: Route,
-    body: bytes,
-    *,
-    send: Callable[[Attempt], Send] = lambda attempt: Send(attempt.target),
-    receive: Receive,
-) -> tuple[Leg, bool]:
-    """Return how each target of a disaggregated route is asked, and whether the request can be handed off at all.
+class Legs:
+    """How each target of a route is asked for one request, whatever is to become of the answer.
 
-    `send` says how a worker is asked that needs no other. Raises BadRequest, see `tl.read`. The leg raises it, too,
-    where the prefill worker says that the request itself is wrong.
+    `handoff` says whether the request can be handed off; where the route does not want that, it does not matter.
+    Raises BadRequest, see `tl.read`.
     """
 
-    def plainly(attempt: Attempt) -> Asked:
-        return ask(attempt, send(attempt), receive)
+    __slots__ = ("_handoffs", "_prompt", "_x", "handoff")
 
-    generation = tl.read(x.path, body)
-    if generation is None:
-        return plainly, False
-    request = x.request
-    minimum = route.disagg_min_tokens
-    prompt = Prompt(
-        generation,
-        x.path,
-        body,
-        len(request.prompt or b"") + len(request.messages or b""),
-        handoffs.min_tokens if minimum is None else minimum,
-        route.default_max_tokens,
-    )
+    def __init__(self, x: Exchange, handoffs: Handoffs, route: Route, body: bytes) -> None:
+        self._x = x
+        self._handoffs = handoffs
+        self._prompt: Prompt | None = None
+        self.handoff = True
+        if "disaggregated" not in route.targets:
+            return
+        generation = tl.read(x.path, body)
+        if generation is None:
+            self.handoff = False
+            return
+        request = x.request
+        minimum = route.disagg_min_tokens
+        self._prompt = Prompt(
+            generation,
+            x.path,
+            body,
+            len(request.prompt or b"") + len(request.messages or b""),
+            handoffs.min_tokens if minimum is None else minimum,
+            route.default_max_tokens,
+        )
 
-    def leg(attempt: Attempt) -> Asked:
-        if attempt.target.prefill is None:
-            return plainly(attempt)
-        return _hand_off(x, handoffs, prompt, attempt, send(attempt), receive)
+    def leg(
+        self,
+        receive: Receive,
+        send: Callable[[Attempt], Send] = lambda attempt: Send(attempt.target),
+    ) -> Leg:
+        """Return the leg that hands what stands to `receive`; `send` says how a worker is asked.
 
-    return leg, True
+        It raises BadRequest where the prefill worker says that the request itself is wrong.
+        """
+
+        def leg(attempt: Attempt) -> Asked:
+            if attempt.target.prefill is None or self._prompt is None:
+                return ask(attempt, send(attempt), receive)
+            return _hand_off(self._x, self._handoffs, self._prompt, attempt, send(attempt), receive)
+
+        return leg
 
 
 def _hand_off(
@@ -340,7 +349,7 @@ def _prefill(
         if not result.sent:
             handoff.finished()
         elif result.code in ANSWERED:
-            handoff.pushed(name)
+            handoff.settled(name)
         if not result.stale or again:
             break
         # The connection had died while nobody used it, which says nothing of the worker.
@@ -410,7 +419,7 @@ def _ready(
         done = tl.prefilled(result.message)
     except ValueError as error:
         return Failure(Lost(Why.PREFILL, f"prefill worker {worker.id}: {error}"), worker)
-    handoff.pushed(done.handle)
+    handoff.settled(done.handle)
     transfer.cached = done.cached
     return Ready(fields, tl.HANDLE % done.handle.encode())
 

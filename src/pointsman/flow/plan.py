@@ -9,7 +9,7 @@ from pointsman.flow.attempts import attempts, relay
 from pointsman.flow.cascade import Cascades, cascade
 from pointsman.flow.effects import Flow
 from pointsman.flow.exchange import Exchange
-from pointsman.flow.handoff import Handoffs, leg_for
+from pointsman.flow.handoff import Handoffs, Legs
 
 __all__ = ["disaggregated", "plan"]
 
@@ -36,5 +36,5 @@ def disaggregated(
 
     Raises what `attempts` raises, and BadRequest.
     """
-    leg, handoff = leg_for(x, handoffs, route, body, receive=relay(x))
-    yield from attempts(x, router, max_attempts, leg, handoff=handoff)
+    legs = Legs(x, handoffs, route, body)
+    yield from attempts(x, router, max_attempts, legs.leg(relay(x)), handoff=legs.handoff)

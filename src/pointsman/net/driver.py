@@ -148,6 +148,11 @@ class Drive(Struct, eq=False):
         assert upstream is not None
         self._run(upstream.so_far(answer))
 
+    def _wait_no_more(self) -> None:
+        assert self._enough is not None
+        self._enough.cancel()
+        self._enough = None
+
     def _send(self, command: Send) -> None:
         if self._upstream is not None:
             self._drop_upstream()
@@ -257,8 +262,7 @@ class Drive(Struct, eq=False):
         if answer.complete:
             self._upstream = None
         if self._enough is not None:
-            self._enough.cancel()
-            self._enough = None
+            self._wait_no_more()
         self.x.now = self._plane.deadlines.now()
         self._step(answer)
 
@@ -266,8 +270,7 @@ class Drive(Struct, eq=False):
         """Tell the story that the attempt failed."""
         self._upstream = None
         if self._enough is not None:
-            self._enough.cancel()
-            self._enough = None
+            self._wait_no_more()
         self._run(lost)
 
     def stale(self) -> None:
@@ -362,8 +365,7 @@ class Drive(Struct, eq=False):
             self._calling.cancel()
             self._calling = None
         if self._enough is not None:
-            self._enough.cancel()
-            self._enough = None
+            self._wait_no_more()
         if self._pump is not None:
             self._pump.abort()
             self._pump = None
