@@ -4,6 +4,9 @@ A worker is live while `now - last_heartbeat < miss_limit * interval` and routab
 draining, and its model is not drained by the operator. With the defaults (3 misses of 2 s) a worker is still there
 5.999 s after its last heartbeat and gone at 6 s. Liveness is by heartbeat alone: nobody has to report a death.
 
+Workers that a source lists (the configuration, DNS, a file, Kubernetes) stay as long as it lists them. Whether one of
+them is up is what polling found out, and a worker that its source calls terminating gets nothing more.
+
 The hot path pays for none of this. `expire` is one float comparison while nothing is due, and `routable` answers the
 same tuple until membership, draining, or a worker's model or role changes; heartbeats that only move numbers write them
 into the `Worker` in place.
@@ -19,12 +22,16 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
-from pointsman.domain.worker import Role, Worker
+from pointsman.domain.observation import Observation
+from pointsman.domain.worker import Role, ServedModel, Worker
 
-__all__ = ["MEMORY_S", "Ack", "InvalidReport", "Registry", "RegistryFull", "WorkerReport"]
+__all__ = ["MEMORY_S", "STATIC", "Ack", "InvalidReport", "Registry", "RegistryFull", "WorkerReport"]
 
 MEMORY_S = 3600.0
 """How long a model without workers is still known, so that asking for it is 503 and not 404, in seconds."""
+
+STATIC = "static"
+"""The source of the workers that the configuration and operators list."""
 
 MEMORY_MODELS = 4096
 """How many models that memory holds at most; the ones seen longest ago are forgotten first."""
@@ -75,6 +82,16 @@ class WorkerReport:
     kv_total_blocks: int = 0
     draining: bool = False
     incarnation: int | None = None
+    dialect: str = "tl"
+    connector: str = ""
+    bootstrap: str = ""
+    served: tuple[ServedModel, ...] = ()
+    max_model_len: int = 0
+    lora_slots: int = 0
+    kv_usage: float = -1.0
+    cached_tokens: int = -1
+    remote_tokens: int = -1
+    degraded: str = ""
 
 
 class Registry:
@@ -106,6 +123,8 @@ class Registry:
         self._seen: dict[str, float] = {}
         self._snapshot: tuple[Worker, ...] | None = ()
         self._routable: dict[tuple[str, Role], tuple[Worker, ...]] = {}
+        self._served: dict[str, ServedModel] = {}
+        self._parents: dict[str, str] = {}
         self._stale = False
 
     # What workers and operators change.
@@ -127,7 +146,8 @@ class Registry:
             raise InvalidReport(f"worker_id {report.worker_id!r} belongs to a static worker")
         if known is None:
             self._check_newcomer(report.worker_id)
-        self._remember(report.model, now)
+        for model in (report.model, *(each.id for each in report.served)):
+            self._remember(model, now)
         if known is not None and _same_life(known, report):
             self._update(known, report, role, now)
         else:
@@ -142,46 +162,87 @@ class Registry:
         if worker.id in self._workers:
             raise InvalidReport(f"worker_id {worker.id!r} is taken")
         self._check_room(len(self._workers) + 1)
-        _check_names(worker.id, worker.model)
+        _check_names(worker.id, worker.model, required=not worker.polled)
         worker.static = True
+        worker.source = STATIC
         self._enter(worker, None)
 
-    def set_static(self, workers: Sequence[Worker]) -> None:
-        """Let the static workers be these, and no others.
+    def set_listed(self, source: str, workers: Sequence[Worker]) -> None:
+        """Let the workers of a source be these, and no others. Other sources keep theirs.
 
-        One whose address stays as it was keeps its object, with its counts, and takes the new model, role and capacity;
-        one with a new address is a new worker; one that is not among `workers` leaves.
+        One whose address stays as it was, and the way it is spoken to, keeps its object, with its counts, and takes the
+        new model, role and capacity; one with a new address is a new worker; one that is not among `workers` leaves.
 
-        Raises `InvalidReport` for an id that is malformed, there twice, or of a worker that announces itself, and
-        `RegistryFull`. Nothing is changed then.
+        Raises `InvalidReport` for an id that is malformed, there twice, or of a worker that announces itself or that
+        another source lists, and `RegistryFull`. Nothing is changed then.
         """
-        self.check_static(workers)
+        self.check_listed(source, workers)
         ids = {worker.id for worker in workers}
-        for gone in [each for each in self.snapshot() if each.static and each.id not in ids]:
+        for gone in [each for each in self.snapshot() if _of(each, source) and each.id not in ids]:
             del self._workers[gone.id]
             self._change()
             _tell(self.on_leave, gone)
         for worker in workers:
             known = self._workers.get(worker.id)
             if known is not None and _same_place(known, worker):
-                known.model = worker.model
-                known.role = worker.role
-                known.kv_total_blocks = worker.kv_total_blocks
+                _adopt(known, worker)
                 self._change()
             else:
                 worker.static = True
+                worker.source = source
                 self._enter(worker, known)
+
+    def check_listed(self, source: str, workers: Sequence[Worker]) -> None:
+        """Raise what `set_listed` would raise, and change nothing."""
+        ids: set[str] = set()
+        for worker in workers:
+            _check_names(worker.id, worker.model, required=not worker.polled)
+            known = self._workers.get(worker.id)
+            if worker.id in ids or (known is not None and not _of(known, source)):
+                raise InvalidReport(f"worker_id {worker.id!r} is taken")
+            ids.add(worker.id)
+        others = sum(not _of(each, source) for each in self._workers.values())
+        self._check_room(len(ids) + others)
+
+    def set_static(self, workers: Sequence[Worker]) -> None:
+        """Let the static workers be these: `set_listed` for those that the configuration and operators list."""
+        self.set_listed(STATIC, workers)
 
     def check_static(self, workers: Sequence[Worker]) -> None:
         """Raise what `set_static` would raise, and change nothing."""
-        ids: set[str] = set()
-        for worker in workers:
-            _check_names(worker.id, worker.model)
-            known = self._workers.get(worker.id)
-            if worker.id in ids or (known is not None and not known.static):
-                raise InvalidReport(f"worker_id {worker.id!r} is taken")
-            ids.add(worker.id)
-        self._check_room(len(ids) + sum(not each.static for each in self._workers.values()))
+        self.check_listed(STATIC, workers)
+
+    def observe(self, worker: Worker, seen: Observation, now: float) -> None:
+        """Take what a round of probes found out about a worker, at `now` (monotonic seconds).
+
+        One that is not in the registry any more is left alone. The numbers are written in place; where nothing changes
+        about who may take requests for what, the cached tuples stay.
+        """
+        if self._workers.get(worker.id) is not worker:
+            return
+        before = _place_of(worker)
+        worker.up = seen.up
+        worker.model = seen.model
+        worker.served = seen.served
+        worker.draining = seen.draining
+        worker.lora_slots = seen.lora_slots
+        worker.max_model_len = seen.max_model_len
+        if _place_of(worker) != before:
+            self._change()
+        worker.dialect = seen.dialect
+        worker.degraded = seen.degraded
+        worker.running = seen.running
+        worker.queue_depth = seen.queue_depth
+        worker.kv_free_blocks = seen.kv_free_blocks
+        worker.kv_total_blocks = worker.capacity or seen.kv_total_blocks
+        worker.kv_usage = seen.kv_usage
+        worker.cached_tokens = seen.cached_tokens
+        worker.remote_tokens = seen.remote_tokens
+        if seen.up:
+            worker.last_heartbeat = now
+            for model in (worker.model, *(each.id for each in worker.served)):
+                if model:
+                    self._remember(model, now)
 
     @contextmanager
     def reserved(self, workers: Sequence[Worker]) -> Iterator[None]:
@@ -267,11 +328,27 @@ class Registry:
             self._index()
         return sorted({model for model, _ in self._routable})
 
+    def served(self, model: str) -> ServedModel:
+        """Return what the routable workers of a model say about it: the shortest context, and whose adapter it is.
+
+        >>> registry = Registry()
+        >>> report = WorkerReport("a", "127.0.0.1:8001", "smol", served=(ServedModel("fr", "smol", 2048),))
+        >>> _ = registry.beat(report, now=0.0)
+        >>> registry.served("fr")
+        ServedModel(id='fr', parent='smol', max_model_len=2048)
+        """
+        if self._stale:
+            self._index()
+        return self._served.get(model) or ServedModel(model)
+
     def knows(self, model: str, now: float) -> bool:
         """Tell whether a live worker (a draining one counts) or one of the last hour serves `model`."""
         if now - self._seen.get(model, -math.inf) <= MEMORY_S:
             return True
-        return any(worker.model == model for worker in self._workers.values())
+        return any(
+            worker.model == model or any(each.id == model for each in worker.served)
+            for worker in self._workers.values()
+        )
 
     def seen(self) -> dict[str, float]:
         """Return when each model was last seen (monotonic seconds)."""
@@ -290,16 +367,24 @@ class Registry:
             raise RegistryFull(f"there are {self.workers_max} workers, as many as there may be")
 
     def _update(self, worker: Worker, report: WorkerReport, role: Role, now: float) -> None:
-        if (worker.draining, worker.model, worker.role) != (report.draining, report.model, role):
-            self._change()
+        before = _place_of(worker)
         worker.draining = report.draining
         worker.model = report.model
         worker.role = role
+        worker.served = report.served
+        worker.max_model_len = report.max_model_len
+        worker.lora_slots = report.lora_slots
+        if _place_of(worker) != before:
+            self._change()
         worker.kv_format = report.kv_format
         worker.queue_depth = report.queue_depth
         worker.running = report.running
         worker.kv_free_blocks = report.kv_free_blocks
         worker.kv_total_blocks = report.kv_total_blocks
+        worker.kv_usage = report.kv_usage
+        worker.cached_tokens = report.cached_tokens
+        worker.remote_tokens = report.remote_tokens
+        worker.degraded = report.degraded
         worker.last_heartbeat = now
 
     def _enter(self, worker: Worker, former: Worker | None) -> None:
@@ -326,9 +411,15 @@ class Registry:
 
     def _index(self) -> None:
         groups: dict[tuple[str, Role], list[Worker]] = {}
+        self._served = {}
         for worker in self.snapshot():
-            if not worker.draining and worker.model not in self._drained:
-                groups.setdefault((worker.model, worker.role), []).append(worker)
+            if worker.draining or worker.terminating or not worker.up or not worker.model:
+                continue
+            for served in _models_of(worker):
+                if served.id not in self._drained:
+                    groups.setdefault((served.id, worker.role), []).append(worker)
+                    self._describe(served)
+        self._lend(groups)
         before = self._routable
         after = {key: tuple(workers) for key, workers in groups.items()}
         self._routable = {
@@ -336,6 +427,68 @@ class Registry:
             for key, workers in after.items()
         }
         self._stale = False
+
+    def _describe(self, served: ServedModel) -> None:
+        """Join what a worker says about a model to what others say: the shortest context fits everywhere."""
+        known = self._served.get(served.id, served)
+        lengths = [each.max_model_len for each in (known, served) if each.max_model_len]
+        parents = [each.parent for each in (known, served) if each.parent]
+        parent = min(parents, default="")
+        self._served[served.id] = ServedModel(served.id, parent, min(lengths, default=0))
+        if parent:
+            self._parents[served.id] = parent
+
+    def _lend(self, groups: dict[tuple[str, Role], list[Worker]]) -> None:
+        """Let an adapter that nobody has loaded now be asked of those that can load one of its model."""
+        for adapter, parent in tuple(self._parents.items()):
+            if adapter not in self._seen:
+                del self._parents[adapter]
+            elif adapter not in self._drained:
+                for role in Role:
+                    able = [each for each in groups.get((parent, role), ()) if each.lora_slots]
+                    if able and (adapter, role) not in groups:
+                        groups[adapter, role] = able
+                        self._describe(ServedModel(adapter, parent))
+
+
+def _models_of(worker: Worker) -> list[ServedModel]:
+    """Return the models of a worker, each once, its own first."""
+    models = {worker.model: ServedModel(worker.model, "", worker.max_model_len)}
+    for served in worker.served:
+        if served.id == worker.model:
+            length = served.max_model_len or worker.max_model_len
+            served = ServedModel(served.id, served.parent, length)
+        models[served.id] = served
+    return list(models.values())
+
+
+def _place_of(worker: Worker) -> tuple[object, ...]:
+    """Return all that decides which requests a worker may get, and what is said of its models."""
+    return (
+        worker.up,
+        worker.draining,
+        worker.role,
+        worker.model,
+        worker.served,
+        worker.max_model_len,
+        worker.lora_slots > 0,
+    )
+
+
+def _of(worker: Worker, source: str) -> bool:
+    return worker.static and worker.source == source
+
+
+def _adopt(known: Worker, worker: Worker) -> None:
+    """Let a listed worker that stays have what its source says of it now."""
+    if worker.configured_model or not known.polled:
+        known.model = worker.model
+    known.configured_model = worker.configured_model
+    known.role = worker.role
+    known.capacity = worker.capacity
+    if worker.capacity or not known.polled:
+        known.kv_total_blocks = worker.kv_total_blocks
+    known.terminating = worker.terminating
 
 
 def _tell(listeners: list[Callable[[Worker], None]], worker: Worker) -> None:
@@ -349,15 +502,32 @@ def _same_life(worker: Worker, report: WorkerReport) -> bool:
         and worker.http_address == report.http_address
         and worker.grpc_address == report.grpc_address
         and worker.kv_address == report.kv_address
+        and worker.dialect == report.dialect
+        and worker.connector == report.connector
+        and worker.bootstrap == report.bootstrap
     )
 
 
 def _same_place(known: Worker, worker: Worker) -> bool:
-    return (known.http_address, known.base_path) == (worker.http_address, worker.base_path)
+    return _spoken_to(known) == _spoken_to(worker)
+
+
+def _spoken_to(worker: Worker) -> tuple[object, ...]:
+    return (
+        worker.http_address,
+        worker.base_path,
+        worker.credentials,
+        worker.configured_dialect,
+        worker.connector,
+        worker.bootstrap,
+        worker.polled,
+        worker.poll_interval_s,
+        worker.poll_timeout_s,
+    )
 
 
 def _worker_of(report: WorkerReport, role: Role, now: float) -> Worker:
-    return Worker(
+    worker = Worker(
         report.worker_id,
         model=report.model,
         http_address=report.http_address,
@@ -373,7 +543,18 @@ def _worker_of(report: WorkerReport, role: Role, now: float) -> Worker:
         draining=report.draining,
         incarnation=report.incarnation or 0,
         last_heartbeat=now,
+        dialect=report.dialect,
+        connector=report.connector,
+        bootstrap=report.bootstrap,
     )
+    worker.served = report.served
+    worker.max_model_len = report.max_model_len
+    worker.lora_slots = report.lora_slots
+    worker.kv_usage = report.kv_usage
+    worker.cached_tokens = report.cached_tokens
+    worker.remote_tokens = report.remote_tokens
+    worker.degraded = report.degraded
+    return worker
 
 
 def _check(report: WorkerReport) -> Role:
@@ -384,7 +565,9 @@ def _check(report: WorkerReport) -> Role:
         given = report.role[:MAX_NAME]
         raise InvalidReport(f"role {given!r} is not one of {', '.join(Role)}") from None
     _check_address("http_address", report.http_address, scheme=True)
-    for name in ("grpc_address", "kv_address"):
+    for each in report.served:
+        _check_names(report.worker_id, each.id)
+    for name in ("grpc_address", "kv_address", "bootstrap"):
         address = getattr(report, name)
         if address:
             _check_address(name, address)
@@ -396,11 +579,11 @@ def _check(report: WorkerReport) -> Role:
     return role
 
 
-def _check_names(worker_id: str, model: str) -> None:
+def _check_names(worker_id: str, model: str, *, required: bool = True) -> None:
     # An id travels in a header (X-TL-Route) and in metric labels, so it is printable ASCII without spaces.
     if not _ID.fullmatch(worker_id):
         raise InvalidReport(f"worker_id is not 1 to {MAX_NAME} printable ASCII characters")
-    if not (0 < len(model) <= MAX_NAME and model.isprintable()):
+    if not (required <= len(model) <= MAX_NAME and model.isprintable()):
         raise InvalidReport(f"model is not 1 to {MAX_NAME} printable characters")
 
 

@@ -9,8 +9,9 @@ gateway's own count and belongs to `pointsman.domain.ledger` alone.
 """
 
 from enum import StrEnum
+from typing import NamedTuple
 
-__all__ = ["Role", "Worker", "load_of"]
+__all__ = ["Role", "ServedModel", "Worker", "load_of"]
 
 
 class Role(StrEnum):
@@ -21,6 +22,17 @@ class Role(StrEnum):
     DECODE = "decode"
 
 
+class ServedModel(NamedTuple):
+    """One model that an engine lists: an alias, or an adapter of the model `parent`.
+
+    `max_model_len` is its longest context in tokens, 0 where the engine does not say.
+    """
+
+    id: str
+    parent: str = ""
+    max_model_len: int = 0
+
+
 class Worker:
     """One live engine.
 
@@ -28,12 +40,33 @@ class Worker:
     engine is spoken to over TLS. `grpc_address` and `kv_address` are `host:port` ("" where the engine has none).
     `base_path` is put before every request path ("" or `/x`); `queue_depth`, `running` and `in_flight` count requests;
     `kv_total_blocks` is the capacity that the weighted policy uses; `kv_format` is the KV block format that it writes;
-    `incarnation` is 0 where the engine sends none; `last_heartbeat` is in seconds of the monotonic clock; `static`
-    workers never expire.
+    `incarnation` is 0 where the engine sends none; `last_heartbeat` is in seconds of the monotonic clock, that of the
+    last good round for a worker that is polled.
+
+    `static` workers are listed by a `source` and send no heartbeats, so they never expire. `polled` ones are asked
+    every `poll_interval_s` seconds, each probe for at most `poll_timeout_s`; `up` is what came of it, `degraded` what
+    could not be read, "" for nothing. `dialect` is how the engine is spoken to, "" as long as nobody knows; `connector`
+    is how it hands over KV caches, `bootstrap` the host:port where others meet it for that. `served` are the models
+    that it lists, `max_model_len` is the longest context of `model`, `lora_slots` how many adapters it can have loaded,
+    `lacks` the API paths that it turned out not to serve. `kv_usage` is 0 to 1; it, `cached_tokens` (prompt tokens that
+    were in its cache) and `remote_tokens` (those that came from other engines), both since its start, are -1 where
+    unknown. `capacity` is the weight that was configured, 0 for the engine's own. `credentials` is a header line.
+
+    `configured_model` ("" for whatever it serves) and `configured_dialect` ("" for whatever it turns out to be) are
+    what it began with. `terminating` is the word of its source that it is about to go.
     """
 
     __slots__ = (
         "base_path",
+        "bootstrap",
+        "cached_tokens",
+        "capacity",
+        "configured_dialect",
+        "configured_model",
+        "connector",
+        "credentials",
+        "degraded",
+        "dialect",
         "draining",
         "grpc_address",
         "http_address",
@@ -44,13 +77,25 @@ class Worker:
         "kv_format",
         "kv_free_blocks",
         "kv_total_blocks",
+        "kv_usage",
+        "lacks",
         "last_heartbeat",
+        "lora_slots",
+        "max_model_len",
         "model",
+        "poll_interval_s",
+        "poll_timeout_s",
+        "polled",
         "queue_depth",
+        "remote_tokens",
         "role",
         "running",
+        "served",
+        "source",
         "static",
+        "terminating",
         "tls",
+        "up",
     )
 
     def __init__(
@@ -73,6 +118,16 @@ class Worker:
         last_heartbeat: float = 0.0,
         static: bool = False,
         tls: bool = False,
+        dialect: str = "tl",
+        connector: str = "",
+        bootstrap: str = "",
+        source: str = "",
+        polled: bool = False,
+        poll_interval_s: float = 2.0,
+        poll_timeout_s: float = 2.0,
+        capacity: int = 0,
+        credentials: bytes = b"",
+        terminating: bool = False,
     ) -> None:
         self.id = id
         self.model = model
@@ -91,10 +146,37 @@ class Worker:
         self.last_heartbeat = last_heartbeat
         self.static = static
         self.tls = tls
+        self.dialect = self.configured_dialect = dialect
+        self.configured_model = model
+        self.connector = connector
+        self.bootstrap = bootstrap
+        self.source = source
+        self.polled = polled
+        self.poll_interval_s = poll_interval_s
+        self.poll_timeout_s = poll_timeout_s
+        self.capacity = capacity
+        self.credentials = credentials
+        self.terminating = terminating
+        # Nobody is sent to a worker that has not answered yet.
+        self.up = not polled
+        self.degraded = ""
+        self.served: tuple[ServedModel, ...] = ()
+        self.max_model_len = 0
+        self.lora_slots = 0
+        self.kv_usage = -1.0
+        self.cached_tokens = -1
+        self.remote_tokens = -1
+        self.lacks: set[str] = set()
         self.in_flight = 0
 
     def __repr__(self) -> str:
-        state = "draining" if self.draining else "routable"
+        state = (
+            "down"
+            if not self.up
+            else "draining"
+            if self.draining or self.terminating
+            else "routable"
+        )
         return f"<Worker {self.id} {self.role} {self.model} {state} load {load_of(self)}>"
 
 
