@@ -1,0 +1,1 @@
+"""Where workers are found that do not announce themselves. Each source tells its whole list whenever that changed."""
