@@ -6,6 +6,7 @@ import pkgutil
 
 import pytest
 
+import pointsman.config
 import pointsman.domain
 import pointsman.remote
 import pointsman.testing
@@ -13,7 +14,13 @@ import pointsman.wire
 
 MODULES = sorted(
     module.name
-    for package in (pointsman.domain, pointsman.remote, pointsman.testing, pointsman.wire)
+    for package in (
+        pointsman.config,
+        pointsman.domain,
+        pointsman.remote,
+        pointsman.testing,
+        pointsman.wire,
+    )
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + ".")
 )
 
