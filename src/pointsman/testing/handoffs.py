@@ -16,11 +16,11 @@ import hashlib
 import socket
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import grpc
 import grpc.aio
@@ -74,13 +74,20 @@ __all__ = [
     "FakeUnified",
     "Fault",
     "Fleet",
+    "Over",
+    "Pause",
     "Say",
+    "Stage",
     "Status",
     "Then",
     "answer_to",
+    "digest_words",
     "fleet",
+    "halved",
     "ids_of",
+    "prompt_of",
     "sampling_of",
+    "stream_parts",
     "text_of",
     "words_of",
 ]
@@ -132,7 +139,24 @@ class Status(msgspec.Struct, frozen=True):
     leg: str = ""
 
 
-Fault = Then | Say | Status
+class Pause:
+    """Wait at a stage until the test has called `go_on`, or whoever asked has gone; then go on. HTTP only."""
+
+    def __init__(self) -> None:
+        self._over = asyncio.Event()
+
+    def go_on(self) -> None:
+        """Let it go on. Safe to repeat."""
+        self._over.set()
+
+    async def over(self) -> None:
+        """Wait until it may go on."""
+        await self._over.wait()
+
+
+Fault = Then | Say | Status | Pause
+
+Happened = TypeVar("Happened")
 
 
 class Stage(Enum):
@@ -149,7 +173,7 @@ class Stage(Enum):
             case Stage.REQUEST:
                 return not isinstance(fault, Status)
             case Stage.ANSWER:
-                return isinstance(fault, Then)
+                return isinstance(fault, Then | Pause)
             case Stage.CALL:
                 return isinstance(fault, Status) or fault in (HANG, RESET, DIE)
             case Stage.NOTE:
@@ -201,21 +225,28 @@ def sampling_of(path: str, body: Mapping[str, Any], tokens: int) -> SamplingPara
     )
 
 
-def _prompt_of(body: Mapping[str, Any]) -> list[int]:
+def prompt_of(body: Mapping[str, Any]) -> list[int]:
+    """Return the tokens of the prompt of a body."""
     prompt = body.get("prompt", "")
-    return prompt if isinstance(prompt, list) else ids_of(prompt, body.get("messages"))
+    said = body.get("messages", body.get("input"))
+    return prompt if isinstance(prompt, list) else ids_of(prompt, said)
 
 
 def words_of(ids: Sequence[int], sampling: SamplingParams) -> list[str]:
     """Return what is generated: words that depend on every token and every field. At most eight."""
     seen = repr(list(ids)).encode() + sampling.SerializeToString(deterministic=True)
+    return digest_words(seen, sampling.max_new_tokens)
+
+
+def digest_words(seen: bytes, count: int) -> list[str]:
+    """Return so many words, at most eight, that depend on every byte of what was seen."""
     digest = hashlib.sha256(seen).hexdigest()
-    return [f"{digest[n * 8 : n * 8 + 8]} " for n in range(min(8, sampling.max_new_tokens))]
+    return [f"{digest[n * 8 : n * 8 + 8]} " for n in range(min(8, count))]
 
 
 def answer_to(body: Mapping[str, Any], path: str = CHAT) -> str:
     """Return the text that one worker alone answers to a body."""
-    ids = _prompt_of(body)
+    ids = prompt_of(body)
     return "".join(words_of(ids, sampling_of(path, body, len(ids))))
 
 
@@ -227,9 +258,14 @@ def text_of(response: Response) -> str:
         return str(choice["message"]["content"] if "message" in choice else choice["text"])
     *events, last = response.body.removesuffix(b"\n\n").split(b"\n\n")
     assert last == b"data: [DONE]", response.body
-    choices = [msgspec.json.decode(each.removeprefix(b"data: "))["choices"][0] for each in events]
+    # That of the usage has no choice.
+    choices = [
+        choice
+        for each in events
+        for choice in msgspec.json.decode(each.removeprefix(b"data: "))["choices"][:1]
+    ]
     return "".join(
-        each["delta"]["content"] if "delta" in each else each["text"] for each in choices
+        each["delta"].get("content", "") if "delta" in each else each["text"] for each in choices
     )
 
 
@@ -407,6 +443,9 @@ class _Worker:
             return
         if isinstance(fault, Say):
             await talk.send(json_answer(fault.body, fault.status))
+        elif isinstance(fault, Pause):
+            await self._unless_left(talk, fault.over())
+            return
         elif fault == DIE:
             await self._perish()
         elif fault == RESET:
@@ -417,6 +456,22 @@ class _Worker:
             assert fault == HANG, fault
             await talk.peer_closed()
         raise Over
+
+    async def _unless_left(
+        self, talk: Conversation, happens: Coroutine[Any, Any, Happened]
+    ) -> Happened:
+        """Wait for something while nothing is said. Raises Over where whoever asked leaves before."""
+        loop = asyncio.get_running_loop()
+        work, left = loop.create_task(happens), loop.create_task(talk.peer_closed())
+        try:
+            await asyncio.wait((work, left), return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                raise Over
+            return work.result()
+        finally:
+            for task in (work, left):
+                task.cancel()
+            await asyncio.gather(work, left, return_exceptions=True)
 
 
 class _RpcWorker(_Worker):
@@ -653,7 +708,7 @@ class FakeUnified(_Worker):
         await self._generate(talk, path, body, self._words(path, body))
 
     def _words(self, path: str, body: dict[str, Any]) -> list[str]:
-        ids = _prompt_of(body)
+        ids = prompt_of(body)
         return words_of(ids, sampling_of(path, body, len(ids)))
 
     async def _generate(
@@ -664,7 +719,11 @@ class FakeUnified(_Worker):
         words: list[str],
         extra: str = "",
     ) -> None:
-        parts = _streamed(path, words, extra) if body.get("stream") else _whole(path, words, extra)
+        say = _streamed if body.get("stream") else _whole
+        await self._answer(talk, say(path, words, extra))
+
+    async def _answer(self, talk: Conversation, parts: Sequence[bytes]) -> None:
+        """Send an answer in its four parts, through the stages between them."""
         for stage, part in zip(("head", "begun", "middle"), parts, strict=False):
             await talk.send(part)
             await self._pass(talk, stage)
@@ -679,6 +738,11 @@ def _whole(path: str, words: list[str], extra: str) -> tuple[bytes, ...]:
     choice = {"index": 0, "finish_reason": "stop"} | said
     headers = [tuple(line.split(": ")) for line in extra.split("\r\n") if line]
     answer = json_answer({"object": kind, "model": "m", "choices": [choice]}, headers=headers)  # type: ignore[arg-type]
+    return halved(answer)
+
+
+def halved(answer: bytes) -> tuple[bytes, ...]:
+    """Return the four parts of a whole answer: the head, a byte, up to the half of the body, and the rest."""
     head = answer.index(b"\r\n\r\n") + 4
     half = (head + len(answer)) // 2
     return answer[:head], answer[head : head + 1], answer[head + 1 : half], answer[half:]
@@ -690,14 +754,18 @@ def _streamed(path: str, words: list[str], extra: str) -> tuple[bytes, ...]:
         choice = {"index": 0, "finish_reason": None} | said
         return sse_chunk(b"data: %b\n\n" % msgspec.json.encode({"model": "m", "choices": [choice]}))
 
-    events = [event(word) for word in words]
-    half = (len(events) + 1) // 2
-    end = sse_chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+    end = sse_chunk(b"data: [DONE]\n\n")
+    return stream_parts([event(word) for word in words], end, extra)
+
+
+def stream_parts(chunks: Sequence[bytes], end: bytes, extra: str = "") -> tuple[bytes, ...]:
+    """Return the four parts of a stream: the head, a chunk, those up to the half, and the rest with the end."""
+    half = (len(chunks) + 1) // 2
     return (
         sse_head(extra),
-        events[0],
-        b"".join(events[1:half]),
-        b"".join(events[max(half, 1) :]) + end,
+        chunks[0],
+        b"".join(chunks[1:half]),
+        b"".join(chunks[max(half, 1) :]) + end + b"0\r\n\r\n",
     )
 
 
@@ -813,7 +881,7 @@ class FakeDecode(FakeUnified, _RpcWorker):
 
     def _resumed(self, path: str, body: dict[str, Any], prefill: PrefillRequest) -> list[str]:
         """Return what is generated: that of the request, where the prefill worker was told the same."""
-        ids = _prompt_of(body)
+        ids = prompt_of(body)
         sampling = sampling_of(path, body, len(ids))
         if list(prefill.prompt_ids) != ids:
             return ["other ", "tokens"]
