@@ -63,11 +63,13 @@ class Conversation:
         self._reader = reader
         self._writer = writer
         self.request = request
+        self.begun = False  # whether anything was sent
 
     async def send(self, data: bytes) -> None:
         """Send bytes, and wait until the kernel has them. Raises ConnectionError where the gateway has left."""
         if self._writer.transport.is_closing():
             raise ConnectionResetError
+        self.begun = True
         self._writer.write(data)
         await self._writer.drain()
 

@@ -164,11 +164,24 @@ def _response_events(said: Said) -> list[bytes]:
         return [_named(event | {"sequence_number": n}) for n, event in enumerate(events)]
 
     place = {"item_id": "msg-1", "output_index": 0, "content_index": 0}
+    begun, ended = _response(said, status="in_progress"), _response(said)
+    (item,) = ended["output"]
+    (part,) = item["content"]
+    empty, blank = item | {"content": []}, part | {"text": ""}
     deltas = [{"type": "response.output_text.delta", "delta": word, **place} for word in said.words]
-    begun = {"type": "response.created", "response": _response(said, status="in_progress")}
-    ended = {"type": "response.completed", "response": _response(said)}
-    text = {"type": "response.output_text.done", "text": said.text, **place}
-    return numbered([begun, *deltas, text, ended])
+    return numbered(
+        [
+            {"type": "response.created", "response": begun},
+            {"type": "response.in_progress", "response": begun},
+            {"type": "response.output_item.added", "item": empty, "output_index": 0},
+            {"type": "response.content_part.added", "part": blank, **place},
+            *deltas,
+            {"type": "response.output_text.done", "text": said.text, **place},
+            {"type": "response.content_part.done", "part": part, **place},
+            {"type": "response.output_item.done", "item": item, "output_index": 0},
+            {"type": "response.completed", "response": ended},
+        ]
+    )
 
 
 def _message_events(said: Said) -> list[bytes]:

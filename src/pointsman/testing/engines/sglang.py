@@ -89,6 +89,8 @@ class FakeSglang(FakeEngine):
                     "context_length": self.max_model_len,
                     "max_total_num_tokens": self.load.blocks * BLOCK,
                     "page_size": BLOCK,
+                    "enable_lora": bool(self.load.lora_slots),
+                    "max_loras_per_batch": self.load.lora_slots,
                     "disaggregation_mode": disaggregation[self.role],
                     "disaggregation_bootstrap_port": int(self.bootstrap.address.split(":")[1]),
                     "version": "0.5.9",
@@ -161,10 +163,11 @@ class FakeSglang(FakeEngine):
         if not work.cancelled():
             work.result()
             return
-        self._enter("aborted")
-        # Nothing was said, or what was said breaks off.
-        await talk.send(self._error(503, "Abort in waiting queue", "ServiceUnavailable"))
-        talk.close()
+        if talk.begun:
+            talk.close()
+        else:
+            await talk.send(self._error(503, "Abort in waiting queue", "ServiceUnavailable"))
+        raise Over
 
     async def _leg(self, talk: Conversation, path: str, body: dict[str, Any]) -> None:
         if self.role is Role.UNIFIED:
