@@ -8,7 +8,7 @@ This file knows no engine. What is said here of JSON is what several of them hav
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -26,10 +26,16 @@ __all__ = [
     "Reading",
     "cached_tokens_of",
     "due",
+    "fault_of",
     "faults",
+    "first_good",
+    "free_of",
+    "fullest",
     "health_of",
     "models_of",
     "read_json",
+    "served_by",
+    "token_ids_of",
 ]
 
 HEALTH = "/health"
@@ -203,13 +209,21 @@ def _said(body: bytes) -> str:
 
 
 class Model(Struct):
-    """A model as engines list it. `meta` is llama.cpp's."""
+    """A model as engines list it: a name of the base model, or an adapter of `parent`. `aliases` and `meta` are
+    llama.cpp's."""
 
     id: str
     owned_by: object = None
     parent: str | None = None
     max_model_len: int | None = None
-    meta: dict[str, Any] | None = None
+    aliases: list[str] = []
+    meta: dict[str, object] | None = None
+
+    @property
+    def context(self) -> int:
+        """Its longest context in tokens, 0 where it does not say."""
+        said = (self.meta or {}).get("n_ctx") if self.max_model_len is None else self.max_model_len
+        return max(said, 0) if isinstance(said, int) else 0
 
 
 class _Models(Struct):
@@ -231,6 +245,75 @@ def models_of(answer: Probed | None) -> list[Model] | None:
     return None if listed is None else listed.data
 
 
+def served_by(answers: Mapping[str, Probed]) -> tuple[tuple[ServedModel, ...] | None, str]:
+    """Return the models that GET /v1/models lists, and what is wrong with its answer.
+
+    An adapter's context is that of its parent where it has none of its own.
+
+    >>> served_by({"/v1/models": Probed(200, b'{"data":[{"id":"m","max_model_len":8},{"id":"a","parent":"m"}]}')})[0]
+    (ServedModel(id='m', parent='', max_model_len=8), ServedModel(id='a', parent='m', max_model_len=8))
+    >>> served_by({"/v1/models": Probed(401)})
+    (None, 'models 401')
+    """
+    answer = answers.get(MODELS)
+    if answer is None:
+        return None, ""
+    listed = models_of(answer)
+    if listed is None:
+        return None, fault_of("models", answers, MODELS) or "models: not a list of them"
+    contexts = {model.id: model.context for model in listed}
+    return tuple(
+        ServedModel(name, parent, model.context or contexts.get(parent, 0))
+        for model in listed
+        # What names itself as its parent is no adapter.
+        for parent in [model.parent if model.parent and model.parent != model.id else ""]
+        for name in dict.fromkeys((model.id, *model.aliases))
+    ), ""
+
+
+def first_good(answers: Mapping[str, Probed], *paths: str) -> bytes | None:
+    """Return the body of the first of some paths that was answered well, None where none was."""
+    return next(
+        (answers[path].body for path in paths if path in answers and answers[path].good), None
+    )
+
+
+def fullest(usages: Iterable[float]) -> float | None:
+    """Return the highest of some shares of 0 to 1, None where none is one.
+
+    >>> fullest([0.25, 0.5, float("nan")]), fullest([])
+    (0.5, None)
+    """
+    return max((usage for usage in usages if 0 <= usage <= 1), default=None)
+
+
+def free_of(blocks: int | None, usage: float | None) -> int | None:
+    """Return how many blocks are free, None where either number is unknown.
+
+    >>> free_of(728, 0.25), free_of(728, None)
+    (546, None)
+    """
+    return None if blocks is None or usage is None else round(blocks * (1 - usage))
+
+
+def fault_of(what: str, answers: Mapping[str, Probed], *paths: str) -> str:
+    """Say that none of some paths was answered well, "" where one was or none was asked.
+
+    >>> fault_of("metrics", {"/metrics": Probed(401)}, "/metrics")
+    'metrics 401'
+    >>> fault_of("load", {"/v1/loads": Probed(404), "/get_load": Probed(404)}, "/v1/loads", "/get_load")
+    'load: /v1/loads 404, /get_load 404'
+    """
+    asked = [(path, answers[path]) for path in paths if path in answers]
+    if not asked or any(answer.good for _, answer in asked):
+        return ""
+    barred = next((answer for _, answer in asked if answer.status in (401, 403)), None)
+    if barred is not None or len(asked) == 1:
+        answer = asked[0][1] if barred is None else barred
+        return f"{what} {answer.fault}" if answer.status else f"{what}: {answer.fault}"
+    return f"{what}: " + ", ".join(f"{path} {answer.fault}" for path, answer in asked)
+
+
 def faults(*said: str) -> str:
     """Join what is wrong, each thing once, in order.
 
@@ -250,6 +333,25 @@ def read_json(decode: Callable[[bytes], Value], body: bytes) -> Value | None:
         return decode(body)
     except (ValueError, RecursionError):
         return None
+
+
+class _Tokens(Struct):
+    tokens: list[int]
+
+
+decode_tokens = msgspec.json.Decoder(_Tokens).decode
+
+
+def token_ids_of(answer: bytes) -> list[int]:
+    """Read the answer of POST /tokenize, as vLLM, SGLang and llama.cpp give it. Raises ValueError.
+
+    >>> token_ids_of(b'{"count":2,"tokens":[1,2]}')
+    [1, 2]
+    """
+    read = read_json(decode_tokens, answer)
+    if read is None:
+        raise ValueError("no token ids in the answer to /tokenize")
+    return read.tokens
 
 
 class _Details(Struct):

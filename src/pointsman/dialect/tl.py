@@ -14,6 +14,7 @@ import msgspec
 from google.protobuf.message import DecodeError
 from msgspec import Meta, Struct
 
+from pointsman.dialect.paths import CHAT, TEXT
 from pointsman.domain.worker import Worker
 from pointsman.errors import BadRequest
 from pointsman.proto.engine_pb2 import (
@@ -30,6 +31,7 @@ from pointsman.wire.call import HttpCall, RpcCall
 
 __all__ = [
     "HANDLE",
+    "TOKENIZE",
     "Generation",
     "Prefilled",
     "cancel",
@@ -42,6 +44,7 @@ __all__ = [
     "release",
     "token_ids",
     "tokenize",
+    "tokenize_body",
 ]
 
 HANDLE = b"x-tl-kv-handle: %b\r\n"
@@ -55,8 +58,7 @@ RELEASE_S = 2.0
 GRACE_S = 1.0
 """How much longer than its deadline a prefill is waited for: the worker's own refusal says more than a timeout."""
 
-CHAT = "/v1/chat/completions"
-TEXT = "/v1/completions"
+TOKENIZE = b"/v1/tokenize"
 
 COMPLETION_TOKENS = 16
 CHAT_TOKENS = 2048
@@ -167,17 +169,21 @@ def read(path: str, body: bytes) -> Generation | None:
 
 
 def tokenize(worker: Worker, served: str, path: str, body: bytes) -> HttpCall:
-    """Ask a worker for the tokens of a prompt. The text goes as the client wrote it, escapes and all."""
+    """Ask a worker for the tokens of a prompt."""
+    return HttpCall(worker, TOKENIZE, tokenize_body(served, path, body), TOKENIZE_S)
+
+
+def tokenize_body(served: str, path: str, body: bytes) -> bytes:
+    """Return what asks for the tokens of a prompt. The text goes as the client wrote it, escapes and all."""
     key, field = ("messages", b"messages") if path == CHAT else ("prompt", b"text")
     value = next(body[start:end] for name, start, end in members(body) if name == key)
     text = b'"text":"",' if path == CHAT else b""
-    asked = b'{"model":%b,%b"add_special":true,"%b":%b}' % (
+    return b'{"model":%b,%b"add_special":true,"%b":%b}' % (
         msgspec.json.encode(served),
         text,
         field,
         value,
     )
-    return HttpCall(worker, b"/v1/tokenize", asked, TOKENIZE_S)
 
 
 def prompt_text(generation: Generation) -> str | list[dict[str, str]]:

@@ -1,7 +1,8 @@
 """Reading the few fields that the gateway needs of a JSON body, and changing fields without touching any other byte.
 
-`parse_request` reads four top-level fields and skips the rest: unknown fields, order, number formats, escapes and
-duplicates stay what the client sent, because nothing is ever re-serialised. `with_fields` and `with_model` splice.
+`parse_request` reads a handful of top-level fields (`pointsman.wire.apis` has them) and skips the rest: unknown fields, order, number formats, escapes and
+duplicates stay what the client sent, because nothing is ever re-serialised. `with_fields`, `without_fields` and
+`with_model` splice.
 
 Where a key stands twice, some engines read the first and some the last, so a splice changes every one of them.
 Half of a surrogate pair, which JavaScript sends of a string that was cut inside an emoji, is read as U+FFFD and
@@ -9,15 +10,17 @@ forwarded as it is.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TypeVar
 
 import msgspec
 
 from pointsman.domain.request import InferenceRequest
 from pointsman.errors import BadRequest
+from pointsman.wire.apis import CHAT, Api, api_of
 
 __all__ = [
+    "check_model",
     "elements",
     "members",
     "parse_request",
@@ -25,6 +28,7 @@ __all__ = [
     "says_model_once",
     "with_fields",
     "with_model",
+    "without_fields",
 ]
 
 Decoded = TypeVar("Decoded")
@@ -32,8 +36,11 @@ Decoded = TypeVar("Decoded")
 MODEL_LIMIT = 256
 """Characters of a model id, as for routes and workers: records of requests keep it when the body is long gone."""
 
-ABSENT = msgspec.Raw(b"")
 TRUE = msgspec.Raw(b"true")
+NOTHING = (msgspec.Raw(b""), msgspec.Raw(b"null"), msgspec.Raw(b"[]"))
+"""What says no more than a field that is not there."""
+
+CHATS = api_of(CHAT)
 
 STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 STRING_MEMBER = re.compile(rb'"model"\s*+:\s*+(' + STRING + rb")", re.DOTALL)
@@ -65,26 +72,16 @@ UP_TO_LONE = re.compile(
 )
 
 
-class Fields(msgspec.Struct):
-    """The top-level fields that are read of an inference body."""
-
-    model: str = ""
-    stream: msgspec.Raw = ABSENT
-    prompt: msgspec.Raw = ABSENT
-    messages: msgspec.Raw = ABSENT
-
-
-decode_fields = msgspec.json.Decoder(Fields).decode
-
-
-def parse_request(body: bytes, request_id: str, affinity_bytes: int = 64) -> InferenceRequest:
-    """Read what routing needs from the body of an inference request.
+def parse_request(
+    body: bytes, request_id: str, affinity_bytes: int = 64, api: Api = CHATS
+) -> InferenceRequest:
+    """Read what routing needs from the JSON body of an inference request.
 
     Raises BadRequest for anything but a JSON object with a string `model` of 1 to 256 characters; `param` is `model`
     where that is the fault.
     """
     try:
-        fields = readable(decode_fields, body)
+        fields = readable(api.decode, body)
     except msgspec.ValidationError as error:
         if "$.model" in str(error):
             raise BadRequest("`model` must be a string", param="model") from None
@@ -93,18 +90,34 @@ def parse_request(body: bytes, request_id: str, affinity_bytes: int = 64) -> Inf
         raise BadRequest(f"the request body is not valid JSON: {error}") from None
     except RecursionError:
         raise BadRequest("the request body is nested too deeply") from None
-    if not fields.model:
-        raise BadRequest("`model` is missing: it must be a non-empty string", param="model")
-    if len(fields.model) > MODEL_LIMIT:
-        raise BadRequest(f"`model` has more than {MODEL_LIMIT} characters", param="model")
+    model = fields.model
+    if not model or len(model) > MODEL_LIMIT:
+        check_model(model)
+    system, tools = fields.system, fields.tools
     return InferenceRequest(
-        fields.model,
+        model,
         request_id,
         fields.stream == TRUE,
         fields.prompt or None,
         fields.messages or None,
         affinity_bytes,
+        api.path,
+        system if system and system not in NOTHING else None,
+        tools if tools and tools not in NOTHING else None,
     )
+
+
+def check_model(model: str) -> None:
+    """Raise BadRequest for what is no id of a model.
+
+    >>> check_model("")
+    Traceback (most recent call last):
+    pointsman.errors.BadRequest: `model` is missing: it must be a non-empty string
+    """
+    if not model:
+        raise BadRequest("`model` is missing: it must be a non-empty string", param="model")
+    if len(model) > MODEL_LIMIT:
+        raise BadRequest(f"`model` has more than {MODEL_LIMIT} characters", param="model")
 
 
 def says_model_once(body: bytes) -> bool:
@@ -161,6 +174,30 @@ def with_fields(body: bytes, fields: Mapping[str, bytes]) -> bytes:
         empty = False
     parts.append(body[last:])
     return b"".join(parts)
+
+
+def without_fields(body: bytes, names: Collection[str]) -> bytes:
+    """Return a JSON object without some of its top-level members, however often each one stands there.
+
+    `body` is a valid JSON object. A member goes with one comma beside it and with the blanks before its key; every
+    other byte stays. O(size of the body).
+
+    >>> without_fields(b'{"n": 1, "seed": 7, "stop": []}', ("n", "stop"))
+    b'{ "seed": 7}'
+    """
+    if not any(name in names for name, _, _ in members(body)):
+        return body
+    opened = body.index(b"{") + 1
+    last = body.rindex(b"}")
+    kept: list[bytes] = []
+    start = opened
+    for name, _, end in members(body):
+        comma = body.find(b",", end)
+        following = last if comma < 0 else comma
+        if name not in names:
+            kept.append(body[start:following])
+        start = following + 1
+    return body[:opened] + b",".join(kept) + body[last:]
 
 
 def members(body: bytes) -> Iterator[tuple[str, int, int]]:
