@@ -31,6 +31,8 @@ LAYERS: dict[str, set[str]] = {
     # Beside it: they share objects with the data path, and none of its code.
     "control": {
         "certificates",
+        "dialect",
+        "dns",
         "domain",
         "errors",
         "proto",
@@ -63,6 +65,7 @@ LAYERS: dict[str, set[str]] = {
     "cli_admin": {"control", "typer"},
     "cli_cascade": {"domain", "errors", "sweep", "rich", "typer"},
     "cli_config": {"config", "typer"},
+    "cli_import": {"migrate", "typer"},
     "cli_keys": {"control", "domain", "msgspec", "rich", "typer"},
     "cli_operator": {"domain", "remote", "msgspec", "rich", "typer"},
     "cli": {
@@ -70,6 +73,7 @@ LAYERS: dict[str, set[str]] = {
         "cli_admin",
         "cli_cascade",
         "cli_config",
+        "cli_import",
         "cli_keys",
         "cli_operator",
         "config",
@@ -95,8 +99,10 @@ LAYERS: dict[str, set[str]] = {
             "xllamacpp",
         ),
     },
-    "remote": {"domain", "errors", "httpx", "msgspec", "rich"},
+    "remote": {"domain", "errors", "tomltext", "httpx", "msgspec", "rich"},
     "sweep": {"domain", "errors", "wire", "httpx", "matplotlib", "msgspec", "rich"},
+    "migrate": {"config", "tomltext", "yaml"},
+    "tomltext": set(),
     "demo": {"app", "config", "domain", "flow", "observe", "trial", "rich", "uvloop"},
     "trial": {"rich"},
     "testing": {
@@ -130,8 +136,10 @@ LAST_RESORTS = {
     "pointsman.net.driver": ["Exception"],
     "pointsman.net.asgi": ["Exception"],
     "pointsman.net.pool": ["BaseException"],
+    "pointsman.control.discovery.sources": ["Exception"],
     "pointsman.control.heartbeat": ["Exception"],
     "pointsman.control.mounts": ["Exception"],
+    "pointsman.control.polling": ["Exception", "Exception"],
     "pointsman.control.reload": ["Exception"],
     "pointsman.engine.heartbeat": ["Exception"],
     "pointsman.engine.scheduler": ["Exception"],
