@@ -35,6 +35,7 @@ from pointsman.testing.handoffs import (
     Say,
     Stage,
     text_of,
+    until,
 )
 from pointsman.wire.body import with_fields
 
@@ -76,9 +77,7 @@ async def asking(engine: FakeEngine, body: object, path: str = CHAT) -> AsyncIte
 
 async def settled(*engines: FakeEngine) -> None:
     """Wait until no request is under way."""
-    async with asyncio.timeout(5.0):
-        while any(engine.under_way.total() for engine in engines):  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
+    await until(lambda: not any(engine.under_way.total() for engine in engines))
 
 
 async def read(engine: FakeEngine) -> Any:

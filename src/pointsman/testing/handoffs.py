@@ -16,7 +16,7 @@ import hashlib
 import socket
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -89,6 +89,7 @@ __all__ = [
     "sampling_of",
     "stream_parts",
     "text_of",
+    "until",
     "words_of",
 ]
 
@@ -893,6 +894,13 @@ class FakeDecode(FakeUnified, _RpcWorker):
 # The fleet.
 
 
+async def until(happened: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
+    """Wait for what nobody tells the changes of. Raises TimeoutError where it never happens."""
+    async with asyncio.timeout(timeout_s):
+        while not happened():  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+
+
 @dataclass(eq=False)
 class Fleet:
     """Workers, a gateway that knows them, and a client of it."""
@@ -922,10 +930,9 @@ class Fleet:
 
     async def idle(self) -> None:
         """Wait until the gateway counts nothing in flight. Raises TimeoutError where it never does."""
-        async with asyncio.timeout(PATIENCE_S):
-            # Counts that nobody tells the changes of.
-            while any(worker.in_flight for worker in self.gateway.registry.snapshot()):  # noqa: ASYNC110
-                await asyncio.sleep(0.002)
+        await until(
+            lambda: not any(worker.in_flight for worker in self.gateway.registry.snapshot())
+        )
 
     def check(self) -> None:
         """Raise AssertionError where the law of hand-offs is broken, once the gateway has done all that it owes.
