@@ -127,7 +127,7 @@ async def apart(
     """
     kinds = {Role.PREFILL: prefill, Role.DECODE: decode, Role.UNIFIED: unified}
     async with AsyncExitStack() as engines:
-        made = {
+        made: dict[Role, list[Engine]] = {
             role: [
                 await engines.enter_async_context(_made(connector, f"{role[0]}{n + 1}", role))
                 for n in range(count)
