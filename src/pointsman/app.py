@@ -40,7 +40,7 @@ from pointsman.domain.routes import RouteTable
 from pointsman.domain.worker import Worker
 from pointsman.errors import GatewayError, NoCapacity
 from pointsman.flow.cascade import Cascades
-from pointsman.flow.handoff import Handoffs
+from pointsman.flow.handover import Handoffs
 from pointsman.net.asgi import AsgiServer
 from pointsman.net.clock import Deadlines, monotonic
 from pointsman.net.dataplane import DataPlane, Mounted
@@ -525,7 +525,7 @@ class Gateway:
         else:
             self._pool.leave(worker)
             self._plane.calls.leave(worker)
-        self._handoffs.contexts.pop(worker, None)
+        self._handoffs.forget(worker)
         self.metrics.forget_worker(worker.id)
 
     def _not_ready(self) -> str | None:

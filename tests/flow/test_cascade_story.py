@@ -14,7 +14,7 @@ from pointsman.errors import NoCapacity
 from pointsman.flow.cascade import Cascades, cascade
 from pointsman.flow.effects import Answer, Broken, ClientGone, Done, Lost, More, Relay, Send, Why
 from pointsman.flow.exchange import Exchange
-from pointsman.flow.handoff import Handoffs
+from pointsman.flow.handover import Handoffs
 from pointsman.testing.stories import Dialogue, answer
 from pointsman.wire.body import parse_request
 from pointsman.wire.call import HttpCall

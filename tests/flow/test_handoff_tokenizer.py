@@ -13,7 +13,7 @@ from pointsman.domain.routes import Backend, Route, RouteTable
 from pointsman.domain.worker import Role, Worker
 from pointsman.flow.effects import Call, ClientGone, Encode, Encoded, Lost, Returned, Send, Why
 from pointsman.flow.exchange import Exchange
-from pointsman.flow.handoff import Handoffs
+from pointsman.flow.handover import Handoffs
 from pointsman.flow.plan import disaggregated
 from pointsman.proto.engine_pb2 import KvHandle, PrefillRequest, PrefillResponse
 from pointsman.testing.stories import Dialogue, answer

@@ -33,7 +33,7 @@ from pointsman.flow.effects import (
     Why,
 )
 from pointsman.flow.exchange import Exchange
-from pointsman.flow.handoff import Handoffs
+from pointsman.flow.handover import Handoffs
 from pointsman.flow.plan import disaggregated
 from pointsman.proto.engine_pb2 import CancelRequest, KvHandle, PrefillRequest, PrefillResponse
 from pointsman.proto.kv_pb2 import ReleaseRequest

@@ -48,7 +48,7 @@ from pointsman.dialect.reading import (
 )
 from pointsman.wire.exposition import Sample, samples, total
 
-__all__ = ["ROOMS", "SgLang", "bootstrap_fields", "named", "prefill"]
+__all__ = ["ROOMS", "SgLang", "bootstrap_fields", "named", "names_of", "prefill"]
 
 ROOMS = 1 << 63
 """How many rooms there are, from 0 on."""
@@ -247,8 +247,17 @@ def named(request_id: str, prompts: int = 0) -> dict[str, bytes]:
     >>> named("r-7"), named("r-7", prompts=2)
     ({'rid': b'"r-7"'}, {'rid': b'["r-7_0","r-7_1"]'})
     """
-    names = [f"{request_id}_{number}" for number in range(prompts)]
+    names = names_of(request_id, prompts)
     return {"rid": msgspec.json.encode(names if prompts else request_id)}
+
+
+def names_of(request_id: str, prompts: int = 0) -> list[str]:
+    """Return the names that `named` gives, each of which has to be ended by itself.
+
+    >>> names_of("r-7"), names_of("r-7", prompts=2)
+    (['r-7'], ['r-7_0', 'r-7_1'])
+    """
+    return [f"{request_id}_{number}" for number in range(prompts)] or [request_id]
 
 
 def prefill(path: str, body: bytes, served: str, fields: Mapping[str, bytes]) -> bytes:

@@ -46,11 +46,12 @@ from pointsman.dialect.reading import (
     served_by,
     token_ids_of,
 )
-from pointsman.wire.body import members, readable
+from pointsman.wire.body import members, readable, with_fields
 from pointsman.wire.exposition import Sample, samples, total
 
 __all__ = [
     "Vllm",
+    "give_back",
     "mooncake_decode",
     "mooncake_engine_id",
     "mooncake_prefill",
@@ -205,6 +206,18 @@ NIXL_PREFILL = (
 def nixl_decode(params: bytes) -> dict[str, bytes]:
     """Return the members that tell a decode worker where the blocks are: what `transfer_params` found, unchanged."""
     return {"kv_transfer_params": params}
+
+
+def give_back(served: str, fields: Mapping[str, bytes]) -> bytes:
+    """Return the body of a completion for which a decode worker takes up `fields`, and wants nothing of it.
+
+    It pulls the blocks of this one token, and has the prefill worker free all of them.
+
+    >>> give_back("m", nixl_decode(b'{"remote_port":1}'))
+    b'{"model":"m","prompt":"x","max_tokens":1,"kv_transfer_params":{"remote_port":1}}'
+    """
+    body = b'{"model":%b,"prompt":"x","max_tokens":1}' % msgspec.json.encode(served)
+    return with_fields(body, fields)
 
 
 class Prefilled(Struct):

@@ -5,14 +5,14 @@ leaves out the workers that already failed this request, and lets the policy pic
 sends nothing; trying again is the caller's business (with the failed workers in `excluded`), and so are cascades.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from pointsman.domain.policy.least_outstanding import LeastOutstanding
 from pointsman.domain.routes import Route, RouteTable, pick_backend
-from pointsman.domain.worker import Role, Worker, load_of
+from pointsman.domain.worker import Role, Worker, connector_of, load_of
 from pointsman.errors import ModelNotFound, NoCapacity
 
 if TYPE_CHECKING:
@@ -20,13 +20,31 @@ if TYPE_CHECKING:
     from pointsman.domain.registry import Registry
     from pointsman.domain.request import InferenceRequest
 
-__all__ = ["Router", "Target"]
+__all__ = ["Router", "Target", "always", "never"]
 
 UNIFIED = Role.UNIFIED
 UNIFIED_ONLY: Sequence[str] = ("unified",)
 
 LOADS_KEPT = 64
 """With more candidates than this, a target does not have their loads: noting them would cost more than the pick."""
+
+
+def always(connector: str) -> bool:
+    """Say that a request can be handed off by every connector.
+
+    >>> always("nixl")
+    True
+    """
+    return True
+
+
+def never(connector: str) -> bool:
+    """Say that one worker has to do all of a request.
+
+    >>> never("nixl")
+    False
+    """
+    return False
 
 
 class Target(Struct, frozen=True, eq=False, gc=False):
@@ -97,13 +115,14 @@ class Router:
         step: int = 0,
         *,
         now: float,
-        handoff: bool = True,
+        handoff: Callable[[str], bool] = always,
     ) -> Target:
         """Return where to send `request`, leaving out the `excluded` workers (compared by identity).
 
         `step` is the cascade step, clamped to the route's cascade. The reason is `failover` whenever a worker is
         excluded, then `cascade`, then `canary` for a route of several backends, else the policy's own. A request that
-        cannot be handed off (`handoff`) prefers a unified worker; a decode worker has to do all of it.
+        can be handed off by no connector that is there (`handoff` says by which it can) prefers a unified worker; a
+        decode worker has to do all of it.
 
         Raises `ModelNotFound` if no route, no live worker and no worker of the last hour names the model, and
         `NoCapacity` if it is known but nobody can take the request.
@@ -139,20 +158,25 @@ class Router:
                 served = pick_backend(route, request.request_id)
                 if len(route.backends) > 1:
                     reason = "canary"
-        if not handoff:
-            targets = sorted(targets, key="unified".__ne__)
+        connectors: set[str] = set()
+        if "disaggregated" in targets:
+            both = (
+                *registry.routable(served, Role.PREFILL),
+                *registry.routable(served, Role.DECODE),
+            )
+            connectors = {each for each in map(connector_of, both) if handoff(each)}
+            if not connectors:
+                # One worker has to do all of it, and a decode worker where there is no other.
+                targets = sorted(targets, key="unified".__ne__)
         for target in targets:
-            prefill = None
+            prefills: tuple[Worker, ...] = ()
             if target == "unified":
                 workers = registry.routable(served, UNIFIED)
-            elif not handoff:
-                workers = registry.routable(served, Role.DECODE)
             else:
                 workers = registry.routable(served, Role.DECODE)
-                prefills = _without(registry.routable(served, Role.PREFILL), excluded)
-                if not prefills:
-                    continue
-                prefill = self._prefill_policy.pick(prefills, load_of, request)[0]
+                if connectors:
+                    prefills = _without(registry.routable(served, Role.PREFILL), excluded)
+                    prefills, workers = _able(connectors, prefills, workers)
             if excluded:
                 workers = _without(workers, excluded)
                 reason = "failover"
@@ -163,6 +187,10 @@ class Router:
                     if len(workers) <= LOADS_KEPT
                     else ()
                 )
+                prefill = None
+                if prefills:
+                    alike = _by({connector_of(worker)}, prefills)
+                    prefill = self._prefill_policy.pick(alike, load_of, request)[0]
                 return Target(
                     worker, served, reason or why, cascade_step, prefill, why, workers, loads
                 )
@@ -199,6 +227,20 @@ class Router:
         if self._table.names(model) or self._registry.knows(model, now):
             return NoCapacity(f"no worker can take a request for the model {shown!r} now")
         return ModelNotFound(f"the model {shown!r} does not exist")
+
+
+def _able(
+    connectors: set[str], prefills: tuple[Worker, ...], decodes: tuple[Worker, ...]
+) -> tuple[tuple[Worker, ...], tuple[Worker, ...]]:
+    """Return the prefill and the decode workers that can hand a request over to each other."""
+    mutual = connectors & {connector_of(each) for each in prefills}
+    mutual &= {connector_of(each) for each in decodes}
+    return _by(mutual, prefills), _by(mutual, decodes)
+
+
+def _by(connectors: set[str], workers: tuple[Worker, ...]) -> tuple[Worker, ...]:
+    able = tuple([worker for worker in workers if connector_of(worker) in connectors])
+    return able if len(able) < len(workers) else workers
 
 
 def _without(workers: tuple[Worker, ...], excluded: Collection[Worker]) -> tuple[Worker, ...]:

@@ -11,7 +11,10 @@ gateway's own count and belongs to `pointsman.domain.ledger` alone.
 from enum import StrEnum
 from typing import NamedTuple
 
-__all__ = ["Role", "ServedModel", "Worker", "load_of"]
+__all__ = ["Role", "ServedModel", "Worker", "connector_of", "load_of"]
+
+CONNECTORS = {"": "tl", "tl": "tl", "sglang": "bootstrap", "llamacpp": "slots"}
+"""The connector of a dialect that has one. vLLM has several, and a worker must say which."""
 
 
 class Role(StrEnum):
@@ -192,3 +195,12 @@ def load_of(worker: Worker) -> int:
     3
     """
     return worker.in_flight + worker.queue_depth
+
+
+def connector_of(worker: Worker) -> str:
+    """Return how a worker hands over the caches of prompts, "" where it does not.
+
+    >>> connector_of(Worker("a", model="m", http_address="127.0.0.1:8000", dialect="sglang"))
+    'bootstrap'
+    """
+    return worker.connector or CONNECTORS.get(worker.dialect, "")

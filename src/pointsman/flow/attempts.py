@@ -14,7 +14,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from pointsman.domain.ledger import Lease
-from pointsman.domain.router import Router
+from pointsman.domain.router import Router, always
 from pointsman.domain.worker import Worker
 from pointsman.errors import GatewayError, ModelNotFound, NoCapacity, UpstreamTimeout
 from pointsman.flow.effects import Answer, Broken, Command, Flow, Lost, Relay, Result, Send, Why
@@ -53,15 +53,15 @@ def attempts(
     leg: Leg | None = None,
     step: int = 0,
     *,
-    handoff: bool = True,
+    handoff: Callable[[str], bool] = always,
     final: bool = True,
 ) -> Flow:
     """Route the request, at most `max_attempts` workers in all, and relay the first answer that stands.
 
     An engine's 429 and 503 are tried elsewhere; every other status, errors included, is an answer. If all that were
     asked said 429, the client gets the last of those. `step` is that of a cascade, whose other steps do not count;
-    `handoff` says whether the request can be handed off, `final` whether the client gets what nobody could better: else
-    a 429 is no answer.
+    `handoff` says by which connectors the request can be handed off, `final` whether the client gets what nobody could
+    better: else a 429 is no answer.
 
     Raises ModelNotFound and NoCapacity, and UpstreamTimeout where the last worker that was asked did not answer in
     time.

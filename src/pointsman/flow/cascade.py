@@ -20,14 +20,15 @@ from pointsman.domain.calibration import Calibrations, Sample, StepCounts
 from pointsman.domain.cascade import Accept, parse_accept_if, tokens_of
 from pointsman.domain.judging import agreement
 from pointsman.domain.ring import hash64, unit
-from pointsman.domain.router import Router
+from pointsman.domain.router import Router, never
 from pointsman.domain.routes import Route, Step
 from pointsman.domain.scores import Tokens
 from pointsman.errors import GatewayError
 from pointsman.flow.attempts import Receive, Received, attempts, relay
 from pointsman.flow.effects import After, Answer, Command, Flow, Lost, More, Outcome, Result, Send
 from pointsman.flow.exchange import Attempt, Exchange, Verdict
-from pointsman.flow.handoff import Handoffs, Legs
+from pointsman.flow.handoff import Legs
+from pointsman.flow.handover import Handoffs
 from pointsman.wire.body import with_fields
 from pointsman.wire.call import HttpCall
 from pointsman.wire.logprobs import (
@@ -232,7 +233,7 @@ def _comparing(receive: Receive, trials: list[_Trial]) -> Receive:
 def _compare_later(x: Exchange, router: Router, body: bytes, trial: _Trial, last: int) -> None:
     """Ask the last model, too, once the client has its answer."""
     try:
-        target = router.route(x.request, (), last, now=x.now, handoff=False)
+        target = router.route(x.request, (), last, now=x.now, handoff=never)
     except GatewayError:
         return
     asked_too = with_fields(body, {"model": msgspec.json.encode(target.served_model)})

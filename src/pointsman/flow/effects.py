@@ -26,6 +26,7 @@ from pointsman.wire.http1 import Framing, ResponseHead
 __all__ = [
     "After",
     "Answer",
+    "Both",
     "Broken",
     "Call",
     "ClientGone",
@@ -37,6 +38,7 @@ __all__ = [
     "Lost",
     "More",
     "Outcome",
+    "Pair",
     "PromptText",
     "Relay",
     "Result",
@@ -72,13 +74,15 @@ class Send(Struct, frozen=True, eq=False, gc=False):
 
     That is the head with the first body bytes of an event stream, and the whole of any other answer, up to
     `hold_bytes`, or up to `hold` where that is not 0. `fields` are top-level members of the body to set, as raw JSON;
-    `headers` are header lines of the gateway's own. Gives Answer or Lost.
+    `headers` are header lines of the gateway's own; `request_id` is what the worker calls the request, "" for its own
+    id. Gives Answer or Lost.
     """
 
     target: Target
     fields: Mapping[str, bytes] = UNCHANGED
     headers: bytes = b""
     hold: int = 0
+    request_id: str = ""
 
 
 class More(Struct, frozen=True, eq=False, gc=False):
@@ -104,10 +108,23 @@ class Relay(Struct, frozen=True, eq=False, gc=False):
 class Call(Struct, frozen=True, eq=False, gc=False):
     """Ask a worker something beside the request itself. Gives Answer or Lost for HTTP, Returned or Status for gRPC.
 
-    An answer comes whole, whatever its length.
+    An answer comes whole, whatever its length. Where `settle` is given, a client that leaves does not end the call:
+    it goes on, and what `settle` returns for its outcome is called then, so that a worker can be told what it only
+    has once it has done what it was asked.
     """
 
     call: HttpCall | RpcCall
+    settle: "Callable[[Outcome], Sequence[HttpCall | RpcCall]] | None" = None
+
+
+class Both(Struct, frozen=True, eq=False, gc=False):
+    """Make a call and send the request, at the same time. Gives a Pair.
+
+    As soon as one of them fails, or is answered by an error, the other is given up.
+    """
+
+    call: Call
+    send: Send
 
 
 class Tokenizer(Protocol):
@@ -185,6 +202,13 @@ class Encoded(Struct, frozen=True, eq=False, gc=False):
     ids: list[int]
 
 
+class Pair(Struct, frozen=True, eq=False, gc=False):
+    """What became of a call and a request that were made at once; None for one that was given up."""
+
+    called: "Outcome | None"
+    answer: Answer | Lost | None
+
+
 class Returned(Struct, frozen=True, eq=False, gc=False):
     """What a gRPC call answered: the message, as bytes."""
 
@@ -212,7 +236,7 @@ class ClientGone(Exception):
     """The client closed its connection; nothing more can be said to it."""
 
 
-Command = Send | More | Relay | Call | Encode
+Command = Send | More | Relay | Call | Both | Encode
 Outcome = Answer | Lost | Returned | Status
-Result = Outcome | Encoded | Done | Broken
+Result = Outcome | Pair | Encoded | Done | Broken
 Flow = Generator[Command, Result, None]

@@ -4,6 +4,7 @@ The driver writes times and outcomes, the story writes attempts; metrics read it
 seconds of the monotonic clock, 0.0 where something has not happened.
 """
 
+from collections import deque
 from enum import Enum
 from math import inf
 
@@ -83,7 +84,8 @@ class Exchange(Struct, eq=False):
     `error` is the code or type of an error answer, or how a committed answer broke; `tries` are the workers that were
     asked, in order; `after` is what must be done whatever becomes of the request, until the driver takes it over; `now`
     is the time of the last event, for the story; `deadline` is when the whole request must be over; `trace` is the
-    traceparent that engines see, `parent` the client's own, empty where it sent none that is valid.
+    traceparent that engines see, `parent` the client's own, empty where it sent none that is valid. `tail` gets the
+    last pieces of a stream, where the story wants to look at them.
     """
 
     request: InferenceRequest
@@ -102,6 +104,7 @@ class Exchange(Struct, eq=False):
     error: str = ""
     tries: list[Attempt] = field(default_factory=list)
     after: list[After] = field(default_factory=list)
+    tail: deque[bytes] | None = None
 
     @property
     def request_id(self) -> str:

@@ -9,7 +9,8 @@ from pointsman.flow.attempts import attempts, relay
 from pointsman.flow.cascade import Cascades, cascade
 from pointsman.flow.effects import Flow
 from pointsman.flow.exchange import Exchange
-from pointsman.flow.handoff import Handoffs, Legs
+from pointsman.flow.handoff import Legs
+from pointsman.flow.handover import Handoffs
 
 __all__ = ["disaggregated", "plan"]
 

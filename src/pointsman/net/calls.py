@@ -6,7 +6,7 @@ the end of the gateway waits for them, for a moment.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
 import grpc
@@ -49,6 +49,9 @@ class Calling(Protocol):
     def cancel(self) -> None:
         """Give it up; nobody hears of its outcome."""
 
+    def tell(self, done: Callable[[Outcome], None]) -> None:
+        """Have somebody else hear of its outcome."""
+
 
 class Calls:
     """Makes calls to workers. gRPC channels are kept, one per worker and address."""
@@ -79,10 +82,19 @@ class Calls:
             if len(self._later) >= LATER_MAX:
                 self.dropped += 1
                 continue
-            task = asyncio.get_running_loop().create_task(self._make(each))
-            self._later.add(task)
-            task.add_done_callback(self._later.discard)
+            self._keep(self._make(each))
         after.clear()
+
+    def settle(
+        self, calling: Calling, then: Callable[[Outcome], Sequence[HttpCall | RpcCall]]
+    ) -> None:
+        """Let a call come to its end though nobody waits for it any more, and make those that its outcome asks for."""
+
+        if len(self._later) >= LATER_MAX:
+            self.dropped += 1
+            calling.cancel()
+        else:
+            self._keep(self._settle(calling, then))
 
     def leave(self, worker: Worker) -> None:
         """Forget a worker that the registry gave up; what waits for it, or for what it is to get, is told so."""
@@ -124,6 +136,24 @@ class Calls:
             del self._channels[key]
             self._close_soon(channel, STALE_S)
         return outcome
+
+    def _keep(self, doing: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(doing)
+        self._later.add(task)
+        task.add_done_callback(self._later.discard)
+
+    async def _settle(
+        self, calling: Calling, then: Callable[[Outcome], Sequence[HttpCall | RpcCall]]
+    ) -> None:
+        heard: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        calling.tell(heard.set_result)
+        try:
+            calls = then(await heard)
+        except asyncio.CancelledError:
+            calling.cancel()
+            raise
+        if calls:
+            await self._make(After(calls))
 
     async def _tell(self, call: RpcCall) -> Outcome:
         """Make a gRPC call without keeping a channel for it: its worker may have left, and nobody would close it."""
@@ -240,6 +270,9 @@ class _Rpc:
         self._task.remove_done_callback(self._over)
         self._task.cancel()
 
+    def tell(self, done: Callable[[Outcome], None]) -> None:
+        self._done = done
+
     def give_up(self, status: Status) -> None:
         """Cancel it, and tell whoever waits why."""
         self.cancel()
@@ -264,11 +297,14 @@ class _Http:
         self._upstream: Upstream | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._body = call.body
-        self._head = b"%b%d\r\ncontent-type: application/json\r\n%b\r\n" % (
-            self._lane.opening(call.path),
-            len(call.body),
-            call.headers,
-        )
+        if call.get:
+            self._head = b"%b%b\r\n" % (self._lane.getting(call.path), call.headers)
+        else:
+            self._head = b"%b%d\r\ncontent-type: application/json\r\n%b\r\n" % (
+                self._lane.opening(call.path),
+                len(call.body),
+                call.headers,
+            )
         upstream = self._lane.take()
         if upstream is None:
             self._connecting = self._lane.connect(self)
@@ -282,6 +318,9 @@ class _Http:
         if self._upstream is not None:
             self._upstream.abort()
         self._connecting = self._upstream = None
+
+    def tell(self, done: Callable[[Outcome], None]) -> None:
+        self._done = done
 
     def connected(self, upstream: Upstream) -> None:
         self._connecting = None

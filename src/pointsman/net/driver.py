@@ -9,7 +9,7 @@ commands a request is nothing but this object.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from msgspec import Struct
 from pointsman.errors import GatewayError, InternalError, NoCapacity
 from pointsman.flow.effects import (
     Answer,
+    Both,
     Broken,
     Call,
     ClientGone,
@@ -30,13 +31,13 @@ from pointsman.flow.effects import (
     Lost,
     More,
     Outcome,
+    Pair,
     Relay,
     Result,
     Send,
     Why,
 )
 from pointsman.flow.exchange import CLIENT_GONE, Exchange, Stage
-from pointsman.net.calls import Calling
 from pointsman.net.pool import Lane
 from pointsman.net.relay import Relay as Pump
 from pointsman.net.upstream import Upstream
@@ -59,6 +60,13 @@ DONE = Done()
 FULL = 429
 
 
+class _Half(Struct, eq=False):
+    """What is there of two things that are asked for at once."""
+
+    called: Outcome | None = None
+    answer: Answer | Lost | None = None
+
+
 class Drive(Struct, eq=False):
     """One request on its way: the story, the client, and the connection that is asked right now."""
 
@@ -72,7 +80,8 @@ class Drive(Struct, eq=False):
     _lane: Lane | None = None
     _upstream: Upstream | None = None
     _connecting: asyncio.Task[None] | None = None
-    _calling: Calling | None = None
+    _give_up_calling: Callable[[], None] | None = None
+    _pair: "_Half | None" = None
     _pump: Pump | None = None
     _enough: asyncio.TimerHandle | None = None
     hold: int = 0
@@ -124,9 +133,15 @@ class Drive(Struct, eq=False):
             if self._upstream is not None:
                 self._drop_upstream()
             if isinstance(command, Encode):
-                self._calling = self._plane.tokenizing.encode(command, x.deadline, self._called)
+                encoding = self._plane.tokenizing.encode(command, x.deadline, self._called)
+                self._give_up_calling = encoding.cancel
             else:
-                self._calling = self._plane.calls.call(command.call, x.deadline, self._called)
+                self._make(command)
+            return
+        if isinstance(command, Both):
+            self._pair = _Half()
+            self._send(command.send)
+            self._make(command.call)
             return
         assert isinstance(command, More)
         upstream = self._upstream
@@ -137,9 +152,57 @@ class Drive(Struct, eq=False):
             self._enough = loop.call_later(wait_s, self._waited, command.answer)
         upstream.more(self, command.answer)
 
+    def _make(self, command: Call) -> None:
+        calls, settle = self._plane.calls, command.settle
+        calling = calls.call(command.call, self.x.deadline, self._called)
+        self._give_up_calling = (
+            calling.cancel if settle is None else lambda: calls.settle(calling, settle)
+        )
+
     def _called(self, outcome: Outcome | Encoded) -> None:
-        self._calling = None
-        self._run(outcome)
+        self._give_up_calling = None
+        if self._pair is None:
+            self._run(outcome)
+            return
+        assert not isinstance(outcome, Encoded)
+        if not _good(outcome):
+            self._drop_upstream()
+            self._run(Pair(outcome, None))
+        elif self._pair.answer is None:
+            self._pair.called = outcome
+        else:
+            self._run(Pair(outcome, self._taken_up(self._pair.answer)))
+
+    def _half(self, answer: Answer | Lost) -> None:
+        """Take the one of two that is the request itself; the other may still be under way."""
+        pair = self._pair
+        assert pair is not None
+        if not _good(answer):
+            self._pair = None
+            self._stop_calling()
+            self._run(Pair(None, answer))
+        elif pair.called is not None:
+            self._pair = None
+            self._run(Pair(pair.called, answer))
+        else:
+            pair.answer = answer
+            if self._upstream is not None:
+                # Nobody takes what else comes before the story has heard of the other one.
+                self._upstream.hold_on()
+
+    def _taken_up(self, answer: Answer | Lost) -> Answer | Lost:
+        """Return an answer that has waited, or that its connection was lost meanwhile."""
+        self._pair = None
+        upstream = self._upstream
+        if upstream is None or upstream.go_on():
+            return answer
+        self._upstream = None
+        return Lost(Why.RESET, "the connection was lost before the answer was wanted")
+
+    def _stop_calling(self) -> None:
+        give_up, self._give_up_calling = self._give_up_calling, None
+        if give_up is not None:
+            give_up()
 
     def _waited(self, answer: Answer) -> None:
         """Tell the story that nothing more came in time."""
@@ -171,6 +234,8 @@ class Drive(Struct, eq=False):
         if command.headers:
             head += command.headers
         self.hold = command.hold
+        if command.request_id:
+            head = _renamed(head, self.x.request_id, command.request_id)
         self._sent_head = b"%b%d\r\n%b\r\n" % (lane.opening(path), len(body), head)
         upstream = lane.take()
         if upstream is not None:
@@ -232,6 +297,7 @@ class Drive(Struct, eq=False):
             total=self.deadline,
             deadlines=self._plane.deadlines,
             ended=self._pumped,
+            tail=self.x.tail,
         )
         if self._client.paused:
             self._pump.pause()
@@ -255,7 +321,7 @@ class Drive(Struct, eq=False):
     def unreachable(self, lost: Lost) -> None:
         """Tell the story that there is no connection."""
         self._connecting = None
-        self._run(lost)
+        self._tell_lost(lost)
 
     def answered(self, answer: Answer) -> None:
         """Tell the story what the engine answered."""
@@ -263,6 +329,9 @@ class Drive(Struct, eq=False):
             self._upstream = None
         if self._enough is not None:
             self._wait_no_more()
+        if self._pair is not None:
+            self._half(answer)
+            return
         self.x.now = self._plane.deadlines.now()
         self._step(answer)
 
@@ -271,7 +340,13 @@ class Drive(Struct, eq=False):
         self._upstream = None
         if self._enough is not None:
             self._wait_no_more()
-        self._run(lost)
+        self._tell_lost(lost)
+
+    def _tell_lost(self, lost: Lost) -> None:
+        if self._pair is not None:
+            self._half(lost)
+        else:
+            self._run(lost)
 
     def stale(self) -> None:
         """Send once more on a fresh connection: the engine had closed the idle one. The worker did nothing wrong."""
@@ -361,9 +436,8 @@ class Drive(Struct, eq=False):
         if self._connecting is not None:
             self._connecting.cancel()
             self._connecting = None
-        if self._calling is not None:
-            self._calling.cancel()
-            self._calling = None
+        self._stop_calling()
+        self._pair = None
         if self._enough is not None:
             self._wait_no_more()
         if self._pump is not None:
@@ -412,3 +486,13 @@ class Drive(Struct, eq=False):
             shape = Edited(edits, chunked_in=False, chunked_out=False)
             return shape.feed(body) + shape.end()
         return edited_json(body, edits)
+
+
+def _good(outcome: Outcome) -> bool:
+    return isinstance(outcome, Answer) and outcome.head.status < 300
+
+
+def _renamed(head: bytes, request_id: str, name: str) -> bytes:
+    """Return a request head in which the worker reads another request id."""
+    line = b"x-request-id: %b\r\n"
+    return head.replace(line % request_id.encode(), line % name.encode(), 1)

@@ -85,15 +85,25 @@ class Lane:
         """Return the beginning of a request to a path of this worker, up to the value of Content-Length."""
         opening = self._openings.get(path)
         if opening is None:
-            opening = b"POST %b%b HTTP/1.1\r\nhost: %b\r\ncontent-length: " % (
-                self.worker.base_path.encode(),
-                path,
-                self.authority.encode(),
-            )
+            opening = self._request(b"POST", path) + b"content-length: "
             # The paths are few, and of the configuration; queries are the clients'.
             if b"?" not in path:
                 self._openings[path] = opening
         return opening
+
+    def getting(self, path: bytes) -> bytes:
+        """Return the beginning of a GET of a path of this worker."""
+        return self._request(b"GET", path)
+
+    def _request(self, method: bytes, path: bytes) -> bytes:
+        worker = self.worker
+        return b"%b %b%b HTTP/1.1\r\nhost: %b\r\n%b" % (
+            method,
+            worker.base_path.encode(),
+            path,
+            self.authority.encode(),
+            worker.credentials,
+        )
 
     def take(self) -> Upstream | None:
         """Return the idle connection that was used last, or None."""

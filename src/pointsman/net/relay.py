@@ -9,6 +9,7 @@ half; any other body just ends short, which its framing shows.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from math import inf
 
@@ -30,7 +31,8 @@ class Relay(asyncio.Protocol):
     """Pumps the rest of one committed answer.
 
     `write` is the client transport's; `chunked` says whether the client's framing is chunked; `ended` hears Done or
-    Broken, once. `gap_s` is the limit between two reads, `total` the moment when the whole request must be over.
+    Broken, once. `gap_s` is the limit between two reads, `total` the moment when the whole request must be over. `tail`
+    gets the pieces as they pass, and keeps as many of the last as it holds.
     """
 
     __slots__ = (
@@ -45,6 +47,7 @@ class Relay(asyncio.Protocol):
         "_last",
         "_misses",
         "_paused",
+        "_pieces",
         "_shape",
         "_total",
         "_touched",
@@ -67,6 +70,7 @@ class Relay(asyncio.Protocol):
         total: float,
         deadlines: Deadlines,
         ended: Callable[[Done | Broken], None],
+        tail: deque[bytes] | None = None,
     ) -> None:
         self._upstream = upstream
         self._cut = upstream.cut
@@ -80,6 +84,7 @@ class Relay(asyncio.Protocol):
         self._total = total
         self._deadlines = deadlines
         self._ended = ended
+        self._pieces = tail
         self._misses = 0
         self._touched = False
         self._paused = False
@@ -99,6 +104,8 @@ class Relay(asyncio.Protocol):
             return
         if out:
             self._last = out
+            if self._pieces is not None:
+                self._pieces.append(out)
             self._write(out if self._shape is None else self._shape.feed(out))
         if self._cut.done:
             self._finish()

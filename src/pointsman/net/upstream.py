@@ -142,6 +142,17 @@ class Upstream(asyncio.Protocol):
         self._judge = None
         return Answer(answer.head, self._joined(), False)
 
+    def hold_on(self) -> None:
+        """Read no more of an answer that was judged, until `go_on`."""
+        self.transport.pause_reading()
+
+    def go_on(self) -> bool:
+        """Read again, and tell whether there is still somebody to read from."""
+        if self.state is State.CLOSED or self.transport.is_closing():
+            return False
+        self.transport.resume_reading()
+        return True
+
     def hand_over(self, protocol: asyncio.BaseProtocol) -> None:
         """Let a relay have the connection, for the rest of this answer."""
         self._judge = None

@@ -11,13 +11,14 @@ __all__ = ["HttpCall", "RpcCall"]
 
 
 class HttpCall(Struct, frozen=True, eq=False, gc=False):
-    """POST a JSON body to a path of a worker, and take the whole answer. `headers` are whole header lines."""
+    """POST a JSON body to a path of a worker, or `get` it, and take the whole answer. `headers` are whole lines."""
 
     worker: Worker
     path: bytes
     body: bytes
     timeout_s: float
     headers: bytes = b""
+    get: bool = False
 
 
 class RpcCall(Struct, frozen=True, eq=False, gc=False):
