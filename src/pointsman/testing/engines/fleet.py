@@ -68,6 +68,15 @@ class Apart:
                 found[f"engine {engine.name}"] = (dict(legs), list(engine.held))
         return found
 
+    async def idle(self) -> None:
+        """Wait until the gateway counts nothing in flight, and no leg is under way. Raises TimeoutError."""
+        await until(
+            lambda: (
+                not any(worker.in_flight for worker in self.gateway.registry.snapshot())
+                and not any(each.under_way.total() for each in self.engines if not each.dead)
+            )
+        )
+
     async def over(self, within_s: float = OVER_S) -> None:
         """Wait until the law is kept. Raises AssertionError where it is not in time."""
         try:

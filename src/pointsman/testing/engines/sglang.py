@@ -223,7 +223,7 @@ class FakeSglang(FakeEngine):
         words = words_from(order, body) if order == own else digest_words(b"nonsense" + own, 8)
         self.remote_queried += tokens
         self.remote += tokens if order == own else 0
-        await self._tell(talk, path, body, words, tokens if order == own else 0)
+        await self._tell(talk, path, body, words, 0)
 
     async def _meet(self, body: dict[str, Any], number: int) -> bytes | None:
         """Wait for what the prefill worker has computed: b"" where it refused, None where it is gone."""

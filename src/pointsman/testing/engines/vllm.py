@@ -202,7 +202,9 @@ class FakeVllm(FakeEngine):
         self.remote += tokens
         same = order == order_of(path, body)
         words = words_from(order, body) if same else ["prefill ", "was ", "told ", "otherwise"]
-        await self._tell(talk, path, body, words, tokens, kv_transfer_params=None)
+        # What came from elsewhere does not count as cached, but for what was cached there.
+        cached = params.get("remote_prefill_cached_tokens", 0)
+        await self._tell(talk, path, body, words, cached, kv_transfer_params=None)
 
     async def _pull(self, params: dict[str, Any], asked: dict[str, Any]) -> bytes:
         """Take what a prefill worker holds. Raises Failed."""
