@@ -13,7 +13,7 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from pointsman.control.discovery.found import Found
 
@@ -118,22 +118,33 @@ class Dns:
             self._failing = why
 
 
-def addresses(name: str, port: int) -> Lookup:
+class GetAddrInfo(Protocol):
+    """How the machine looks up a name; the loop's, if nothing else is given."""
+
+    async def __call__(
+        self, host: str, port: None, *, type: socket.SocketKind
+    ) -> list[tuple[Any, ...]]:
+        """Return what `socket.getaddrinfo` does. Raises OSError."""
+        ...
+
+
+def addresses(name: str, port: int, getaddrinfo: GetAddrInfo | None = None) -> Lookup:
     """Look up the addresses of a name, as the machine does it; an engine is called by its address and port."""
 
     async def lookup() -> list[Endpoint]:
-        return [
-            Endpoint(Endpoint("", host, port).address, host, port) for host in await _hosts(name)
-        ]
+        hosts = await _hosts(name, getaddrinfo)
+        return [Endpoint(Endpoint("", host, port).address, host, port) for host in hosts]
 
     return lookup
 
 
-def targets(name: str, resolver: "Resolver | None" = None) -> Lookup:
+def targets(
+    name: str, resolver: "Resolver | None" = None, getaddrinfo: GetAddrInfo | None = None
+) -> Lookup:
     """Look up the targets of SRV records, and their addresses; an engine is called by its target and port.
 
-    A target that does not exist is left out, as long as there are others. Raises LookupFailed at once where the extra
-    is missing.
+    The records are asked for by `resolver`, None for one that is set up as the machine's is. A target that does not
+    exist is left out, as long as there are others. Raises LookupFailed at once where the extra is missing.
     """
     try:
         from dns.asyncresolver import Resolver
@@ -151,7 +162,7 @@ def targets(name: str, resolver: "Resolver | None" = None) -> Lookup:
         except DNSException as error:
             raise LookupFailed(f"the lookup failed: {type(error).__name__}") from None
         pairs = sorted({(str(each.target).rstrip("."), int(each.port)) for each in answer})
-        hosts = await asyncio.gather(*(_hosts_if_any(target) for target, _ in pairs))
+        hosts = await asyncio.gather(*(_hosts_if_any(target, getaddrinfo) for target, _ in pairs))
         if not any(hosts):
             raise NameGone("no target of the SRV records exists")
         return [
@@ -163,18 +174,18 @@ def targets(name: str, resolver: "Resolver | None" = None) -> Lookup:
     return lookup
 
 
-async def _hosts_if_any(name: str) -> list[str]:
+async def _hosts_if_any(name: str, getaddrinfo: GetAddrInfo | None) -> list[str]:
     try:
-        return await _hosts(name)
+        return await _hosts(name, getaddrinfo)
     except NameGone:
         return []
 
 
-async def _hosts(name: str) -> list[str]:
+async def _hosts(name: str, getaddrinfo: GetAddrInfo | None) -> list[str]:
     """Return the addresses of a name, of one kind and in order. Raises LookupFailed."""
-    loop = asyncio.get_running_loop()
+    ask = getaddrinfo or asyncio.get_running_loop().getaddrinfo
     try:
-        answers = await loop.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        answers = await ask(name, None, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
         none = error.errno in (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
         kind = NameGone if none else LookupFailed
