@@ -24,12 +24,22 @@ import uvloop
 
 from pointsman import parts
 from pointsman.certificates import TlsError
-from pointsman.config import Address, Config, ConfigError, changed_options, servable, tls_files
+from pointsman.config import (
+    Address,
+    Config,
+    ConfigError,
+    GatewayConfig,
+    changed_options,
+    servable,
+    tls_files,
+)
 from pointsman.control.admin import AdminParts, Stats, admin_app
 from pointsman.control.changes import Changes
+from pointsman.control.discovery.sources import Sources, SourceSpec
 from pointsman.control.health import health_app
 from pointsman.control.heartbeat import Credentials, HeartbeatService, serve_registry
 from pointsman.control.keyfile import KeyFileError
+from pointsman.control.polling import Poller
 from pointsman.control.reload import Configuration, Reload, Watch, fingerprint
 from pointsman.control.store import StoreError
 from pointsman.control.sweep import Sweeper
@@ -39,6 +49,7 @@ from pointsman.domain.router import Router
 from pointsman.domain.routes import RouteTable
 from pointsman.domain.worker import Worker
 from pointsman.errors import GatewayError, NoCapacity
+from pointsman.fleet import asking, source_specs
 from pointsman.flow.cascade import Cascades
 from pointsman.flow.handover import Handoffs
 from pointsman.net.asgi import AsgiServer
@@ -173,6 +184,23 @@ class Gateway:
         )
         self._sweeper = Sweeper(self.registry, monotonic, loop.call_later)
         self._sweeper.start()
+        self._poller = Poller(
+            self.registry,
+            asking(self._plane.calls),
+            now=monotonic,
+            sleep=asyncio.sleep,
+            random=random.random,
+            miss_limit=options.poll_miss_limit,
+            hit_limit=options.poll_hit_limit,
+            on_fault=lambda: self.metrics.fault("polling"),
+        )
+        self._poller.start()
+        self._sources = Sources(
+            self.registry,
+            sleep=asyncio.sleep,
+            on_fault=lambda: self.metrics.fault("discovery"),
+        )
+        self._sources.set(self._source_specs(options))
         tls = tls_files(options)
         credentials = Credentials(tls.registry) if tls.registry else None
         context = server_context(tls.api) if tls.api else None
@@ -221,6 +249,8 @@ class Gateway:
         """Close everything, at once but for what is written already."""
         self._saver.cancel()
         self._sweeper.stop()
+        await self._sources.stop()
+        await self._poller.stop()
         for watch in self._watches:
             watch.stop()
         self._plane.stop()
@@ -372,6 +402,9 @@ class Gateway:
             "public_models": options.response_model == "public",
         }
 
+    def _source_specs(self, options: GatewayConfig) -> list[SourceSpec]:
+        return source_specs(options, lambda: self.metrics.fault("discovery"))
+
     async def _listen(
         self, listen: str, server: Server, context: ssl.SSLContext | None = None
     ) -> tuple[str, int]:
@@ -464,6 +497,7 @@ class Gateway:
         rotations = [await asyncio.to_thread(each.prepare) for each in self._rotating]
         if self._keys:
             await asyncio.to_thread(self._keys[0].check)
+        sources = self._source_specs(wanted)
         tokenizers = await asyncio.to_thread(parts.tokenizers, wanted, self._tokenizers)
         former, self._acceptors = self._acceptors, await asyncio.to_thread(parts.acceptors, wanted)
         try:
@@ -476,6 +510,7 @@ class Gateway:
         self._handoffs.tokenizers = self._tokenizers = tokenizers
         for rotate in rotations:
             rotate()
+        self._sources.set(sources)
         values = {key: getattr(wanted, key) for key in changed}
         self.config = msgspec.structs.replace(self.config, **values)
         if policy is not self.router.policy:
@@ -525,7 +560,9 @@ class Gateway:
         else:
             self._pool.leave(worker)
             self._plane.calls.leave(worker)
-        self._handoffs.forget(worker)
+        bootstrap = self._handoffs.forget(worker)
+        if bootstrap is not None:
+            self._pool.retire(bootstrap)
         self.metrics.forget_worker(worker.id)
 
     def _not_ready(self) -> str | None:

@@ -14,7 +14,7 @@ import grpc.aio
 
 from pointsman.domain.ledger import Lease
 from pointsman.domain.worker import Worker
-from pointsman.flow.effects import After, Answer, Lost, Outcome, Returned, Status
+from pointsman.flow.effects import After, Answer, Lost, Outcome, Returned, Status, Why
 from pointsman.net.clock import Deadlines
 from pointsman.net.pool import Lane, Pool
 from pointsman.net.upstream import Upstream
@@ -75,6 +75,24 @@ class Calls:
             )
         timeout_s = max(min(call.timeout_s, deadline - self._deadlines.now()), 0.0)
         return _Rpc(self.perform(call, timeout_s), call, done, self._awaited)
+
+    async def get(self, worker: Worker, path: str, timeout_s: float) -> Answer | Lost:
+        """Ask a worker how it is. It need not have a connection to spare for that; `timeout_s` is for all of it."""
+        heard: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        call = HttpCall(worker, path.encode(), b"", timeout_s, get=True)
+        deadline = self._deadlines.now() + timeout_s
+        asking = _Http(self._pool, call, deadline, heard.set_result)
+        try:
+            async with asyncio.timeout(timeout_s):
+                outcome = await heard
+        except TimeoutError:
+            asking.cancel()
+            return Lost(Why.TIMED_OUT, f"no answer within {timeout_s:g} s")
+        except asyncio.CancelledError:
+            asking.cancel()
+            raise
+        assert isinstance(outcome, Answer | Lost)
+        return outcome
 
     def later(self, after: list[After]) -> None:
         """Take over what must be done for a request; the list is empty then."""
@@ -297,6 +315,8 @@ class _Http:
         self._upstream: Upstream | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._body = call.body
+        # How a worker is must not wait until it has less to do.
+        self._at_once = call.get
         if call.get:
             self._head = b"%b%b\r\n" % (self._lane.getting(call.path), call.headers)
         else:
@@ -307,7 +327,7 @@ class _Http:
             )
         upstream = self._lane.take()
         if upstream is None:
-            self._connecting = self._lane.connect(self)
+            self._connecting = self._lane.connect(self, at_once=self._at_once)
         else:
             self._upstream = upstream
             upstream.ask(self, self._head, self._body)
@@ -344,4 +364,4 @@ class _Http:
 
     def stale(self) -> None:
         self._upstream = None
-        self._connecting = self._lane.connect(self)
+        self._connecting = self._lane.connect(self, at_once=self._at_once)

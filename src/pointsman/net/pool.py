@@ -115,12 +115,12 @@ class Lane:
                 return upstream
         return None
 
-    def connect(self, asker: Asker) -> "asyncio.Task[None]":
-        """Open a connection for the asker, or wait for a free one where the lane is full.
+    def connect(self, asker: Asker, *, at_once: bool = False) -> "asyncio.Task[None]":
+        """Open a connection for the asker, or wait for a free one where the lane is full, unless it is `at_once`.
 
         The task may be cancelled by the asker, who then hears nothing more.
         """
-        task = self._pool.own(self._connect(asker))
+        task = self._pool.own(self._connect(asker, at_once))
         self.connecting[task] = asker
         task.add_done_callback(self._connected)
         return task
@@ -128,7 +128,7 @@ class Lane:
     def _connected(self, task: "asyncio.Task[None]") -> None:
         self.connecting.pop(task, None)
 
-    async def _connect(self, asker: Asker) -> None:
+    async def _connect(self, asker: Asker, at_once: bool) -> None:
         lost: Lost | None = None
         try:
             if (
@@ -136,7 +136,8 @@ class Lane:
             ):  # What was sent to an idle connection that the engine had closed comes back here.
                 raise ConnectionError("it left")
             async with asyncio.timeout(self.limits.connect_s):
-                upstream = await self._free() or await self._open()
+                free = None if at_once else await self._free()
+                upstream = free or await self._open()
         except TimeoutError:
             lost = Lost(Why.TIMED_OUT, f"no connection to {self.worker.id} within the limit")
         except ssl.SSLCertVerificationError as error:
