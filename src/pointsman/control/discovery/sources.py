@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from pointsman.control.discovery.found import Found
 from pointsman.domain.registry import InvalidReport, Registry
 from pointsman.domain.worker import Worker
+from pointsman.errors import BadRequest
 
 __all__ = ["Source", "SourceSpec", "Sources"]
 
@@ -36,7 +37,8 @@ class SourceSpec(NamedTuple):
     """A source as it is configured.
 
     `name` is its name in the registry ("dns engines.svc"), unique; `settings` are what it is made from: as long as they
-    are equal it is the same. `source` makes it, and `build` makes a worker of what it found, or raises ValueError.
+    are equal it is the same. `source` makes it, and `build` makes a worker of what it found, or raises ValueError
+    or BadRequest.
     """
 
     name: str
@@ -146,7 +148,7 @@ class Sources:
         for each in running.found or ():
             try:
                 workers.append(running.spec.build(each))
-            except ValueError as error:
+            except (ValueError, BadRequest) as error:
                 left_out[each.id] = str(error)
         try:
             self._registry.set_listed(name, workers)
