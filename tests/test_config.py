@@ -16,11 +16,14 @@ from pointsman.config import (
     Address,
     Config,
     ConfigError,
+    DnsSource,
     GatewayConfig,
+    KubernetesSource,
     LearnedAcceptor,
     Mount,
     StaticWorker,
     TokenizerFile,
+    WorkerFile,
     load,
 )
 from pointsman.domain.routes import Backend, Route, Step, StreamHold
@@ -92,14 +95,26 @@ def test_the_defaults_are_those_of_the_contract() -> None:
         "smallest",
         64,
     )
+    assert (found.poll_miss_limit, found.poll_hit_limit) == (3, 2)
     assert found.paths == (
         "/v1/chat/completions",
         "/v1/completions",
-        "/v1/embeddings",
         "/v1/responses",
+        "/v1/responses/input_tokens",
         "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/v1/embeddings",
         "/v1/rerank",
+        "/v2/rerank",
+        "/rerank",
         "/v1/score",
+        "/score",
+        "/classify",
+        "/pooling",
+        "/v1/audio/transcriptions",
+        "/v1/audio/translations",
+        "/tokenize",
+        "/detokenize",
     )
 
 
@@ -127,7 +142,7 @@ def test_a_file_sets_options_workers_and_routes(tmp_path: Path) -> None:
     assert (found.max_attempts, found.gap_timeout_s, found.tie_break) == (2, 30.0, "salted")
     assert type(found.gap_timeout_s) is float
     assert found.paths == ("/v1/chat/completions",)
-    assert found.workers == (StaticWorker("a", "http://10.0.0.7:8000", "m", Role.UNIFIED, 4),)
+    assert found.workers == (StaticWorker("a", "http://10.0.0.7:8000", model="m", capacity=4),)
     assert found.routes == (
         Route(
             "chat",
@@ -391,7 +406,7 @@ ADDRESS = "expected host:port, :port or [IPv6]:port"
         ),
         (
             WORKER + 'role = "decode"',
-            'gateway.workers[0].url = "http://h:8000": a decode worker needs `kv_address` as well',
+            'gateway.workers[0].kv_address = "": a decode worker needs one, or the `dialect` of its engine',
         ),
         # routes
         (CHAT + CHAT, "gateway.routes[1].model: 'chat' is already the name of routes[0].model"),
@@ -593,7 +608,7 @@ def test_an_address_is_parsed_and_written_again(
 def test_a_static_worker_is_a_worker_that_never_expires(
     url: str, address: str, base_path: str
 ) -> None:
-    worker = StaticWorker("a", url, "m", capacity=3).worker()
+    worker = StaticWorker("a", url, model="m", capacity=3).worker()
     assert (worker.http_address, worker.base_path) == (address, base_path)
     assert (worker.id, worker.model, worker.role, worker.static) == ("a", "m", Role.UNIFIED, True)
     assert worker.kv_total_blocks == 3
@@ -615,6 +630,7 @@ def test_every_option_is_on_the_reference_page_with_its_documentation() -> None:
         key
         for kind in (
             *(GatewayConfig, StaticWorker, Mount, LearnedAcceptor, TokenizerFile),
+            *(DnsSource, WorkerFile, KubernetesSource),
             *(Route, Backend, Step, StreamHold),
         )
         for key in kind.__struct_fields__
@@ -633,6 +649,7 @@ def test_the_schema_documents_every_option_and_its_unit() -> None:
     definitions = config.schema()["$defs"]
     for kind in (
         *(GatewayConfig, StaticWorker, Mount, LearnedAcceptor, TokenizerFile),
+        *(DnsSource, WorkerFile, KubernetesSource),
         *(Route, Backend, Step, StreamHold),
     ):
         made = definitions[kind.__name__]

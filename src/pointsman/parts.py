@@ -5,6 +5,7 @@ Nothing is started. Whatever an option asks for that cannot be had is a ConfigEr
 
 import os
 import random
+import re
 import secrets
 import socket
 import time
@@ -15,8 +16,17 @@ from typing import TypeAlias
 
 import msgspec
 
-from pointsman.config import Address, ConfigError, GatewayConfig, StaticWorker
+from pointsman.config import (
+    Address,
+    ConfigError,
+    EngineOptions,
+    GatewayConfig,
+    SourceOptions,
+    StaticWorker,
+    Unusable,
+)
 from pointsman.control.changes import Static
+from pointsman.control.discovery.found import Found
 from pointsman.control.keyfile import KeyFile, KeyFileError, read_pepper
 from pointsman.control.mounts import Application as Asgi
 from pointsman.control.mounts import MountError, load_mount
@@ -33,6 +43,7 @@ __all__ = [
     "Application",
     "acceptors",
     "downstream_limits",
+    "found_worker",
     "key_file",
     "mounts",
     "policy",
@@ -45,6 +56,8 @@ __all__ = [
 
 OPERATOR = Principal("", "anonymous", frozenset((Scope.INFER, Scope.EMBED, Scope.ADMIN)))
 """Whoever asks a gateway without keys that only its own machine can reach."""
+
+API_KEY = re.compile(rb"[\x21-\x7e]{1,4096}")
 
 Application: TypeAlias = tuple[str, Asgi, Scope | None]
 """A path, what is served there, and the scope that a key needs for it; None lets everybody in."""
@@ -164,16 +177,62 @@ def policy(options: GatewayConfig) -> Policy:
         raise ConfigError(f"gateway.route_policy: {error}") from None
 
 
-def static_worker(values: Static) -> Worker:
-    """Return the worker of an entry of `workers`. Raises BadRequest with `param`."""
+def static_worker(values: Static, environ: Mapping[str, str] = os.environ) -> Worker:
+    """Return the worker of an entry of `workers`, with its engine's key. Raises BadRequest with `param`."""
     try:
         static = msgspec.convert(values, StaticWorker)
     except msgspec.ValidationError as error:
         raise BadRequest(str(error)) from None
     try:
-        return static.worker()
-    except ValueError as error:
-        raise BadRequest(f"url: {error}", param="url") from None
+        return static.worker(_credentials(static, environ))
+    except Unusable as error:
+        raise _refused(static.id, error) from None
+
+
+def found_worker(
+    source: SourceOptions, found: Found, name: str, environ: Mapping[str, str] = os.environ
+) -> Worker:
+    """Return the worker of an engine that a source called `name` found; what its labels say comes first.
+
+    Raises BadRequest with `param`, the label or key that cannot be used.
+    """
+    worker_id = found.labels.get("id", found.id)
+    try:
+        options = source.labelled(found.labels)
+        return options.found(
+            worker_id,
+            found.address,
+            credentials=_credentials(options, environ),
+            source=name,
+            terminating=found.draining,
+        )
+    except Unusable as error:
+        raise _refused(worker_id, error) from None
+
+
+def _refused(worker_id: str, error: Unusable) -> BadRequest:
+    return BadRequest(f"worker {worker_id[:256]}: {error.key}: {error}", param=error.key)
+
+
+def _credentials(engine: EngineOptions, environ: Mapping[str, str]) -> bytes:
+    """Return the header line with an engine's key, b"" for none. Raises Unusable, which never says the key."""
+    if engine.api_key_env:
+        key, name = "api_key_env", engine.api_key_env
+        if name not in environ:
+            raise Unusable(key, f"there is no environment variable {name}")
+        said = environ[name].encode(errors="surrogateescape")
+    elif engine.api_key_file:
+        key, name = "api_key_file", engine.api_key_file
+        try:
+            said = Path(name).read_bytes()
+        except OSError as error:
+            raise Unusable(key, f"{name}: {error.strerror}") from None
+    else:
+        return b""
+    secret = said.strip()
+    if not API_KEY.fullmatch(secret):
+        raise Unusable(key, f"{name} has no API key: expected printable ASCII without spaces")
+    return b"authorization: Bearer " + secret + b"\r\n"
 
 
 def upstream_limits(options: GatewayConfig) -> UpstreamLimits:

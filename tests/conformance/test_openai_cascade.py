@@ -69,8 +69,8 @@ async def cascade() -> AsyncIterator[AsyncOpenAI]:
             registry_listen=ANY,
             access_log="off",
             workers=(
-                StaticWorker("a", f"http://{small.address}", "small"),
-                StaticWorker("b", f"http://{large.address}", "large"),
+                StaticWorker("a", f"http://{small.address}", model="small"),
+                StaticWorker("b", f"http://{large.address}", model="large"),
             ),
             routes=(Route("m", cascade=steps, stream_hold=StreamHold(3, 30.0)),),
         )

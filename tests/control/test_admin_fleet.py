@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from pointsman.domain.routes import Backend, Route
-from pointsman.domain.worker import Worker
+from pointsman.domain.worker import ServedModel, Worker
 from pointsman.testing.admin import Operated, Operator
 
 pytestmark = pytest.mark.anyio
@@ -84,6 +84,10 @@ async def test_a_worker_is_shown_with_what_it_reported_and_what_the_gateway_hold
         running=2,
         kv_free_blocks=5,
         kv_total_blocks=9,
+        kv_usage=0.5,
+        max_model_len=2048,
+        served=(ServedModel("fr", "m"),),
+        degraded="metrics 404",
         draining=True,
     )
     worker.in_flight = 2
@@ -95,6 +99,12 @@ async def test_a_worker_is_shown_with_what_it_reported_and_what_the_gateway_hold
         "worker_id": "a",
         "role": "decode",
         "model": "m",
+        "models": ["m", "fr"],
+        "dialect": "tl",
+        "source": "",
+        "polled": False,
+        "up": True,
+        "degraded": "metrics 404",
         "http_address": "127.0.0.1:8001",
         "grpc_address": "h:1",
         "kv_address": "h:2",
@@ -103,6 +113,9 @@ async def test_a_worker_is_shown_with_what_it_reported_and_what_the_gateway_hold
         "running": 2,
         "kv_free_blocks": 5,
         "kv_total_blocks": 9,
+        "kv_usage": 0.5,
+        "max_model_len": 2048,
+        "capacity": 0,
         "draining": True,
         "last_heartbeat_unix_ms": 1_700_000_000_000,
         "static": False,
@@ -118,6 +131,8 @@ async def test_a_static_worker_was_never_heard_of(gateway: Operated, operator: O
     gateway.registry.add(Worker("s", model="m", http_address="h:1"))
     (shown,) = (await operator.get("/admin/v1/workers"))["data"]
     assert (shown["static"], shown["last_heartbeat_unix_ms"]) == (True, 0)
+    assert (shown["source"], shown["up"], shown["polled"]) == ("static", True, False)
+    assert (shown["kv_usage"], shown["max_model_len"]) == (None, None)
     assert (shown["requests_left"], shown["oldest_request_s"]) == (0, None)
 
 
@@ -349,7 +364,19 @@ async def test_a_worker_that_announces_itself_is_its_own_to_change(
         ("a", {"model": ""}, "model"),
         ("a", {"model": "m" * 257}, "model"),
         ("a", {"role": "chief"}, "role"),
-        ("a", {"capacity": 0}, "capacity"),
+        ("a", {"role": "prefill"}, "grpc_address"),
+        ("a", {"role": "decode", "kv_address": "h"}, "kv_address"),
+        ("a", {"role": "prefill", "dialect": "vllm"}, "connector"),
+        ("a", {"role": "prefill", "dialect": "openai"}, "role"),
+        ("a", {"dialect": "vlm"}, "dialect"),
+        ("a", {"dialect": "sglang", "connector": "nixl"}, "connector"),
+        ("a", {"poll_interval_s": 0}, "poll_interval_s"),
+        ("a", {"poll_timeout_s": 0}, "poll_timeout_s"),
+        ("a", {"bootstrap_port": 0}, "bootstrap_port"),
+        ("a", {"api_key_env": "NO_SUCH_VARIABLE_OF_OURS"}, "api_key_env"),
+        ("a", {"api_key_file": "no/such/key"}, "api_key_file"),
+        ("a", {"api_key_env": "PATH", "api_key_file": "key"}, "api_key_file"),
+        ("a", {"capacity": -1}, "capacity"),
         ("a", {"capacity": "4"}, "capacity"),
         ("%C3%BC", {}, "id"),
         ("a%20b", {}, "id"),

@@ -18,7 +18,7 @@ from pointsman.domain.policy.least_outstanding import LeastOutstanding
 from pointsman.domain.registry import InvalidReport, Registry, WorkerReport
 from pointsman.domain.router import Router
 from pointsman.domain.routes import Backend, Route, RouteTable, Step
-from pointsman.domain.worker import Role, Worker
+from pointsman.domain.worker import Worker
 from pointsman.errors import (
     BadRequest,
     Conflict,
@@ -141,9 +141,9 @@ class Life:
         return await self.changes.put_routes(self.router.table.etag, lambda: routes)
 
     async def put_worker(self, worker_id: str, port: int = 1, **changes: Any) -> bool:
-        wanted: dict[str, Any] = {"model": "m", "role": Role.UNIFIED, "capacity": 1}
+        wanted: dict[str, Any] = {"model": "m", "role": "unified", "capacity": 1}
         wanted |= {"url": f"http://h:{port}"} | changes
-        return await self.changes.put_worker(worker_id, **wanted)
+        return await self.changes.put_worker(worker_id, wanted)
 
     async def held_up(self, change: Awaitable[T]) -> "asyncio.Task[T]":
         """Begin a change, and return it while the disk is at work on it, until `disk.free` is set."""
@@ -499,7 +499,7 @@ async def test_a_file_that_says_nothing_new_touches_nothing(life: Life) -> None:
         (OTHER, [listed("b", 2), listed("two words")], "id"),
         (OTHER, [listed("b", 2), listed("beats")], "id"),
         (OTHER, [listed("b", 2), listed("c") | {"url": "ftp://h"}], "url"),
-        (OTHER, [listed("b", 2), listed("c") | {"role": "prefill"}], "url"),
+        (OTHER, [listed("b", 2), listed("c") | {"role": "prefill"}], "grpc_address"),
         (OTHER, [listed(f"w{number}") for number in range(10)], "id"),
     ],
 )
@@ -806,8 +806,8 @@ async def test_a_worker_that_announces_itself_is_neither_changed_nor_removed(lif
         ("two words", {}, "id"),
         ("", {}, None),
         ("s", {"url": "ftp://h"}, "url"),
-        ("s", {"role": Role.PREFILL}, "url"),
-        ("s", {"capacity": 0}, None),
+        ("s", {"role": "prefill"}, "grpc_address"),
+        ("s", {"capacity": -1}, None),
         ("s", {"model": "\n"}, "id"),
     ],
 )

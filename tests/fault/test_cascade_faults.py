@@ -178,10 +178,12 @@ async def fleet(
         ]
         end = await stack.enter_async_context(Origin(last))
         workers = [
-            StaticWorker(f"a{n}", f"http://{each.address if each else dead_address()}", "small")
+            StaticWorker(
+                f"a{n}", f"http://{each.address if each else dead_address()}", model="small"
+            )
             for n, each in enumerate(origins)
         ]
-        workers.append(StaticWorker("b", f"http://{end.address}", "large"))
+        workers.append(StaticWorker("b", f"http://{end.address}", model="large"))
         route = Route(
             "m", cascade=(Step("small", rule), Step("large")), stream_hold=hold, shadow=shadow
         )

@@ -182,7 +182,7 @@ class InProcess:
 
     async def weigh(self, capacity: int) -> None:
         await self._changes.put_worker(
-            WEIGHED, url=URL, model=WEIGHED, role=Role.UNIFIED, capacity=capacity
+            WEIGHED, {"url": URL, "model": WEIGHED, "capacity": capacity}
         )
 
 

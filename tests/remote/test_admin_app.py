@@ -80,7 +80,7 @@ async def test_workers_drains_and_progress(run: "Run") -> None:
             "org/smol is draining: 1 worker, 1 request left, the oldest 3.5 s\n"
         )
         assert squeezed((await shell("workers", "--model", "org/smol")).stdout)[1:] == [
-            "a org/smol unified drained 1 1 0 0 - 3.5 s 127.0.0.1:8001"
+            "a org/smol unified tl drained 1 1 0 0 - 3.5 s 127.0.0.1:8001"
         ]
         gateway.live.clear()
         waited = await shell("drain", "org/smol", "--deadline", "9", "--wait")
@@ -159,4 +159,4 @@ async def test_a_reload_and_top(run: "Run") -> None:
         assert reloaded.stdout == "reloaded from pointsman.toml\nchanged: nothing\n"
         frame = squeezed((await shell("top", "--once", "--interval", "0.1")).stdout)
         assert frame[1] == "- requests/s, 0 in flight first byte - - failovers/s - errors/s"
-        assert frame[-1] == "a m routable 0 0 - -"
+        assert frame[-1] == "a m up 0 0 - -"

@@ -25,6 +25,7 @@ def worker(name: str, model: str, busy: int, **fields: object) -> dict[str, obje
         **{"queue_depth": 0, "running": busy, "kv_free_blocks": 2048 - 200 * busy},
         **{"kv_total_blocks": 2048, "draining": False, "drained": False, "static": False},
         **{"in_flight": busy, "load": busy, "oldest_request_s": 1.7 * busy or None},
+        **{"dialect": "tl", "up": True, "degraded": "", "source": "", "kv_usage": None},
     }
     return usual | fields
 
@@ -32,7 +33,7 @@ def worker(name: str, model: str, busy: int, **fields: object) -> dict[str, obje
 FLEET = [
     worker("gpu-1", "smol-v3", 3),
     worker("gpu-2", "smol-v3", 5, queue_depth=1, load=6),
-    worker("gpu-3", "smol-v4", 0, static=True, kv_total_blocks=0),
+    worker("gpu-3", "smol-v4", 0, static=True, source="static", dialect="vllm", kv_usage=0.0),
     worker("gpu-4", "large", 2, drained=True),
 ]
 ROUTE = {

@@ -104,11 +104,37 @@ def test_workers_are_a_table_for_people(admin: "FakeAdmin", run: "Run") -> None:
     result = run("workers", "--model", "smol-v3")
     assert admin.lines() == ["GET /workers?model=smol-v3"]
     assert squeezed(result.stdout) == [
-        "worker model role state load in flight queued running KV used oldest address",
-        "a smol-v3 unified routable 6 4 2 3 75% 3.2 s 10.0.0.1:8000",
-        "b smol-v3 unified drained 6 4 2 3 75% - 10.0.0.1:8000",
-        "c smol-v3 unified draining 6 4 2 3 - 3.2 s 10.0.0.1:8000 (static)",
+        "worker model role dialect state load in flight queued running KV used oldest address",
+        "a smol-v3 unified - up 6 4 2 3 75% 3.2 s 10.0.0.1:8000",
+        "b smol-v3 unified - drained 6 4 2 3 75% - 10.0.0.1:8000",
+        "c smol-v3 unified - draining 6 4 2 3 - 3.2 s 10.0.0.1:8000 (static)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "state", "kv_used", "source"),
+    [
+        ({"up": False}, "down", "75%", ""),
+        ({"up": False, "degraded": "connection refused"}, "down: connection refused", "75%", ""),
+        ({"degraded": "metrics 404"}, "degraded: metrics 404", "75%", ""),
+        ({"degraded": "metrics 404", "drained": True}, "drained: metrics 404", "75%", ""),
+        ({"kv_usage": 0.126, "source": "dns vllm:8000"}, "up", "13%", " (dns vllm:8000)"),
+        ({"static": True}, "up", "-", " (static)"),
+    ],
+)
+def test_a_worker_is_shown_with_its_dialect_its_source_and_what_is_wrong_with_it(
+    admin: "FakeAdmin",
+    run: "Run",
+    fields: dict[str, object],
+    state: str,
+    kv_used: str,
+    source: str,
+) -> None:
+    row = WORKER | {"dialect": "vllm"} | fields
+    admin.says("GET /workers", (200, {"data": [row], "route_epoch": 7}))
+    assert squeezed(run("workers").stdout)[1] == (
+        f"a smol-v3 unified vllm {state} 6 4 2 3 {kv_used} 3.2 s 10.0.0.1:8000{source}"
+    )
 
 
 def test_a_fleet_without_workers_says_so(admin: "FakeAdmin", run: "Run") -> None:

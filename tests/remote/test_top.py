@@ -100,7 +100,7 @@ def test_a_frame_has_the_totals_and_the_busiest_worker_first() -> None:
         "",
         "worker model state load in flight requests/s oldest",
         "c m drained 3 0 10.0 -",
-        "b m routable 1 0 0.0 -",
+        "b m up 1 0 0.0 -",
     ]
 
 

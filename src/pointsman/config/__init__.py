@@ -11,23 +11,31 @@ the gateway: that is `pointsman.app`.
 
 from pointsman.config.certificates import Tls, tls_files
 from pointsman.config.checks import servable
+from pointsman.config.engines import EngineOptions
 from pointsman.config.loading import load
 from pointsman.config.options import Config, GatewayConfig, changed_options
 from pointsman.config.printing import reference, schema
+from pointsman.config.sources import DnsSource, KubernetesSource, SourceOptions, WorkerFile
 from pointsman.config.tables import LearnedAcceptor, Mount, TokenizerFile
-from pointsman.config.values import Address, ConfigError
+from pointsman.config.values import Address, ConfigError, Unusable
 from pointsman.config.workers import StaticWorker
 
 __all__ = [
     "Address",
     "Config",
     "ConfigError",
+    "DnsSource",
+    "EngineOptions",
     "GatewayConfig",
+    "KubernetesSource",
     "LearnedAcceptor",
     "Mount",
+    "SourceOptions",
     "StaticWorker",
     "Tls",
     "TokenizerFile",
+    "Unusable",
+    "WorkerFile",
     "changed_options",
     "load",
     "reference",

@@ -6,8 +6,10 @@ from importlib.metadata import entry_points
 
 from pointsman.certificates import TlsError
 from pointsman.config.certificates import tls_files
+from pointsman.config.engines import EngineOptions
 from pointsman.config.options import GatewayConfig
-from pointsman.config.values import Address, ConfigError
+from pointsman.config.sources import SourceOptions
+from pointsman.config.values import Address, ConfigError, Unusable
 from pointsman.config.words import nearest, shown
 from pointsman.config.workers import StaticWorker
 from pointsman.domain.policy import ENTRY_POINTS, POLICIES
@@ -52,6 +54,12 @@ def check(gateway: GatewayConfig, origin: Mapping[str, str]) -> None:
     _check_paths(gateway.paths)
     _check_mounts(gateway)
     _check_workers(gateway.workers)
+    _check_unique(gateway, "dns", "name", "port")
+    _check_unique(gateway, "worker_files", "file")
+    _check_unique(gateway, "kubernetes", "namespace", "selector", "inference_pool")
+    for option in ("dns", "worker_files", "kubernetes"):
+        for index, source in enumerate(getattr(gateway, option)):
+            _check_source(f"gateway.{option}[{index}]", source)
     _check_unique(gateway, "tokenizers", "model")
     _check_unique(gateway, "acceptors", "name")
     _check_routes(gateway.routes, [each.name for each in gateway.acceptors])
@@ -107,12 +115,12 @@ def _check_mounts(gateway: GatewayConfig) -> None:
             raise ConfigError(f"{where}.path = {shown(mount.path)}: it is there already")
 
 
-def _check_unique(gateway: GatewayConfig, option: str, key: str) -> None:
-    """Refuse an option whose tables have the same value of a key twice."""
-    values = [getattr(each, key) for each in getattr(gateway, option)]
+def _check_unique(gateway: GatewayConfig, option: str, *keys: str) -> None:
+    """Refuse an option with two tables that have the same values of the keys; the first key is named."""
+    values = [[getattr(each, key) for key in keys] for each in getattr(gateway, option)]
     for index, value in enumerate(values):
         if value in values[:index]:
-            raise ConfigError(f"gateway.{option}[{index}].{key}: {value!r} is there already")
+            raise ConfigError(f"gateway.{option}[{index}].{keys[0]}: {value[0]!r} is there already")
 
 
 def _check_workers(workers: Sequence[StaticWorker]) -> None:
@@ -121,12 +129,25 @@ def _check_workers(workers: Sequence[StaticWorker]) -> None:
         where = f"gateway.workers[{index}]"
         try:
             worker = static.worker()
-        except ValueError as error:
-            raise ConfigError(f"{where}.url = {shown(static.url)}: {error}") from None
+        except Unusable as error:
+            raise _unusable(where, static, error) from None
         try:
             fleet.add(worker)
         except InvalidReport as error:
             raise ConfigError(f"{where}: {error}") from None
+
+
+def _check_source(where: str, source: SourceOptions) -> None:
+    try:
+        source.check()
+        # Whatever it finds must be usable, as far as its table decides that.
+        source.found("any", "host:1")
+    except Unusable as error:
+        raise _unusable(where, source, error) from None
+
+
+def _unusable(where: str, engine: EngineOptions, error: Unusable) -> ConfigError:
+    return ConfigError(f"{where}.{error.key} = {shown(getattr(engine, error.key))}: {error}")
 
 
 def _check_routes(routes: Sequence[Route], acceptors: Collection[str]) -> None:

@@ -3,25 +3,22 @@
 It reads the one file that it is given, and does not know what an option is good for.
 """
 
-import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import msgspec
-from msgspec import Struct, inspect
+from msgspec import inspect
 
 from pointsman.config.checks import check
-from pointsman.config.option import fields_of, item_of, table_of, type_of
+from pointsman.config.option import fields_of, type_of
 from pointsman.config.options import Config, GatewayConfig
+from pointsman.config.reading import from_text, read_table
 from pointsman.config.values import ConfigError
-from pointsman.config.words import allowed, shown, unknown
+from pointsman.config.words import shown, unknown
 
 __all__ = ["load"]
-
-S = TypeVar("S", bound=Struct)
 
 ENV_NAME = re.compile(r"TL_([A-Z0-9]+)__(.+)")
 
@@ -47,7 +44,7 @@ def load(path: Path | None, sets: Sequence[str], environ: Mapping[str, str]) -> 
     for key, text, place in [*_from_environment(environ), *_from_sets(sets)]:
         merged[key], origin[key] = text, f"gateway.{key} (from {place})"
 
-    gateway = _read(GatewayConfig, merged, "gateway", origin)
+    gateway = read_table(GatewayConfig, merged, "gateway", origin)
     ext = document.get("ext", {})
     if not isinstance(ext, dict):
         raise ConfigError(f"ext = {shown(ext)}: expected a table")
@@ -92,61 +89,12 @@ def _from_sets(sets: Sequence[str]) -> list[tuple[str, object, str]]:
 
 
 def _scalar(key: str, text: str, place: str) -> tuple[str, object]:
-    """Return the key and the value that its declared type reads from the text.
-
-    Text that cannot be read stays text: the check of types, which comes later, refuses it.
-    """
+    """Return the key and the value that its declared type reads from the text."""
     fields = fields_of(GatewayConfig)
     if key not in fields:
         raise unknown(place, "key", key, fields)
-    match type_of(fields[key].type):
-        case inspect.BoolType():
-            return key, {"true": True, "1": True, "false": False, "0": False}.get(
-                text.lower(), text
-            )
-        case inspect.IntType() if re.fullmatch(r"[+-]?[0-9]{1,18}", text):
-            return key, int(text)
-        case inspect.FloatType() if re.fullmatch(r"[+-]?[0-9.]+([eE][+-]?[0-9]+)?", text):
-            try:
-                return key, float(text)
-            except ValueError:
-                return key, text
-        case inspect.VarTupleType():
-            raise ConfigError(
-                f"{place}: gateway.{key} is a list; lists belong in the configuration file"
-            )
-    return key, text
-
-
-def _read(kind: type[S], table: object, where: str, origin: Mapping[str, str] | None = None) -> S:
-    """Return a struct from a TOML table, checked key by key so that a message can name the key."""
-    if not isinstance(table, dict):
-        raise ConfigError(f"{where} = {shown(table)}: expected a table")
-    fields = fields_of(kind)
-    for key in table:
-        if key not in fields:
-            raise unknown(f"{where}.{key}", "key", key, fields)
-    values = {}
-    for key, field in fields.items():
-        place = (origin or {}).get(key, f"{where}.{key}")
-        if key in table:
-            values[field.name] = _value(field.type, table[key], place)
-        elif field.required:
-            raise ConfigError(f"{place} is missing: expected {allowed(field.type)}")
-    return kind(**values)
-
-
-def _value(kind: Any, value: object, where: str) -> object:
-    item = item_of(kind)
-    if item is not None and isinstance(value, list):
-        return tuple(_read(item, entry, f"{where}[{i}]") for i, entry in enumerate(value))
-    table = table_of(kind)
-    if table is not None and isinstance(value, dict):
-        return _read(table, value, where)
-    try:
-        read: object = msgspec.convert(value, kind)
-    except msgspec.ValidationError:
-        read = math.nan
-    if isinstance(read, float) and not math.isfinite(read):
-        raise ConfigError(f"{where} = {shown(value)}: expected {allowed(kind)}")
-    return read
+    if isinstance(type_of(fields[key].type), inspect.VarTupleType):
+        raise ConfigError(
+            f"{place}: gateway.{key} is a list; lists belong in the configuration file"
+        )
+    return key, from_text(fields[key].type, text)

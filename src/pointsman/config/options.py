@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Struct
 
 from pointsman.config.option import declaration_of, fields_of, option
+from pointsman.config.sources import DnsSource, KubernetesSource, WorkerFile
 from pointsman.config.tables import LearnedAcceptor, Mount, TokenizerFile
 from pointsman.config.workers import StaticWorker
 from pointsman.domain.routes import Route
@@ -46,6 +47,24 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
             restart=True,
         ),
     ] = 3
+    poll_miss_limit: Annotated[
+        int,
+        option(
+            "Polls in a row that a worker may fail before it counts as gone.",
+            unit="polls",
+            ge=1,
+            restart=True,
+        ),
+    ] = 3
+    poll_hit_limit: Annotated[
+        int,
+        option(
+            "Polls in a row that it must answer well before it counts as back.",
+            unit="polls",
+            ge=1,
+            restart=True,
+        ),
+    ] = 2
     route_policy: Annotated[
         str, option("How a worker is picked; `docs/policies.md` has the choices.")
     ] = "affinity"
@@ -96,11 +115,22 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ] = (
         "/v1/chat/completions",
         "/v1/completions",
-        "/v1/embeddings",
         "/v1/responses",
+        "/v1/responses/input_tokens",
         "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/v1/embeddings",
         "/v1/rerank",
+        "/v2/rerank",
+        "/rerank",
         "/v1/score",
+        "/score",
+        "/classify",
+        "/pooling",
+        "/v1/audio/transcriptions",
+        "/v1/audio/translations",
+        "/tokenize",
+        "/detokenize",
     )
     response_model: Annotated[
         Literal["served", "public"],
@@ -323,7 +353,19 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
     usage_db: Annotated[str, option("File of the usage ledger; must be empty.", restart=True)] = ""
 
     workers: Annotated[
-        tuple[StaticWorker, ...], option("Engines that send no heartbeats.", group="Tables")
+        tuple[StaticWorker, ...], option("Engines, one by one.", group="Tables")
+    ] = ()
+    dns: Annotated[
+        tuple[DnsSource, ...],
+        option("Engines behind DNS names."),
+    ] = ()
+    worker_files: Annotated[
+        tuple[WorkerFile, ...],
+        option("Engines that files list."),
+    ] = ()
+    kubernetes: Annotated[
+        tuple[KubernetesSource, ...],
+        option("Engines in the pods of a Kubernetes cluster."),
     ] = ()
     routes: Annotated[
         tuple[Route, ...],

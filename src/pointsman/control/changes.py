@@ -19,7 +19,7 @@ from pointsman.control.store import Document, Store, StoreError
 from pointsman.domain.registry import InvalidReport, Registry
 from pointsman.domain.router import Router
 from pointsman.domain.routes import Route, RouteTable, routes_from_config
-from pointsman.domain.worker import Role, Worker
+from pointsman.domain.worker import Worker
 from pointsman.errors import (
     BadRequest,
     Conflict,
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 Static = Mapping[str, Any]
-"""A static worker as plain values: `id`, `url`, `model`, `role` and `capacity`."""
+"""A static worker as plain values, by the keys of the configuration."""
 
 ROUTES = "routes"
 WORKERS = "workers"
@@ -120,21 +120,12 @@ class Changes:
         """
         return await self._finish(self._undrain(model))
 
-    async def put_worker(
-        self, worker_id: str, *, url: str, model: str, role: Role, capacity: int
-    ) -> bool:
-        """Add or change a static worker, and tell whether it is new.
+    async def put_worker(self, worker_id: str, values: Static) -> bool:
+        """Add or change a static worker, whose `id` need not stand in its values, and tell whether it is new.
 
         Raises BadRequest with `param`, and Conflict for a worker that announces itself.
         """
-        wanted = {
-            "id": worker_id,
-            "url": url,
-            "model": model,
-            "role": role.value,
-            "capacity": capacity,
-        }
-        return await self._finish(self._put_worker(worker_id, wanted))
+        return await self._finish(self._put_worker(worker_id, {**values, "id": worker_id}))
 
     async def delete_worker(self, worker_id: str) -> None:
         """Remove a static worker. Raises NotFound, and Conflict for a worker that announces itself."""

@@ -27,7 +27,10 @@ Count = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class WorkerRow(Struct, frozen=True, kw_only=True):
-    """One live worker; `drained` says that its model is, `oldest_request_s` is None while it has no request."""
+    """One live worker; `drained` says that its model is, `oldest_request_s` is None while it has no request.
+
+    `source` is who lists it, `degraded` what of it cannot be read.
+    """
 
     worker_id: str
     model: str
@@ -36,6 +39,11 @@ class WorkerRow(Struct, frozen=True, kw_only=True):
     draining: bool
     drained: bool = False
     static: bool = False
+    source: str = ""
+    dialect: str = ""
+    up: bool = True
+    degraded: str = ""
+    kv_usage: float | None = None
     queue_depth: Count = 0
     running: Count = 0
     kv_free_blocks: Count = 0
@@ -46,8 +54,12 @@ class WorkerRow(Struct, frozen=True, kw_only=True):
 
     @property
     def state(self) -> str:
-        """Why it gets requests or not, in one word."""
-        return "draining" if self.draining else "drained" if self.drained else "routable"
+        """Whether it gets requests, and why not, in one word: `up` and `degraded` ones do."""
+        if not self.up:
+            return "down"
+        if self.draining:
+            return "draining"
+        return "drained" if self.drained else "degraded" if self.degraded else "up"
 
 
 class Workers(Struct, frozen=True):

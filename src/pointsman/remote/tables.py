@@ -35,7 +35,13 @@ REASONS = {
 }
 """Why a worker is picked, for the reasons of a target that this version knows."""
 
-STATES = {"routable": "green", "draining": "yellow", "drained": "yellow"}
+STATES = {
+    "up": "green",
+    "degraded": "yellow",
+    "draining": "yellow",
+    "drained": "yellow",
+    "down": "red",
+}
 
 
 def columns(*names: str) -> Table:
@@ -52,14 +58,15 @@ def workers_table(workers: Workers) -> RenderableType:
     if not workers.data:
         return Text("no live worker")
     table = columns(
-        *("worker", "model", "role", "state", ">load", ">in flight", ">queued", ">running"),
-        *(">KV used", ">oldest", "address"),
+        *("worker", "model", "role", "dialect", "state", ">load", ">in flight", ">queued"),
+        *(">running", ">KV used", ">oldest", "address"),
     )
     for worker in workers.data:
         table.add_row(
             _cell(worker.worker_id),
             _cell(worker.model),
             _cell(worker.role),
+            _cell(worker.dialect or "-"),
             state_cell(worker),
             str(worker.load),
             str(worker.in_flight),
@@ -67,14 +74,15 @@ def workers_table(workers: Workers) -> RenderableType:
             str(worker.running),
             _kv_used(worker),
             seconds(worker.oldest_request_s),
-            _cell(worker.http_address + (" (static)" if worker.static else "")),
+            _cell(worker.http_address + _source(worker)),
         )
     return table
 
 
 def state_cell(worker: WorkerRow) -> Text:
-    """Return whether a worker gets requests, coloured."""
-    return Text(worker.state, style=STATES[worker.state])
+    """Return whether a worker gets requests, coloured, and what is wrong with it."""
+    why = f": {printable(worker.degraded)}" if worker.degraded else ""
+    return Text(worker.state + why, style=STATES[worker.state])
 
 
 def drain_line(row: ModelRow, *, drained: bool) -> str:
@@ -230,7 +238,14 @@ def _why(tried: Tried) -> str:
     return " ".join(dict.fromkeys(word for word in (tried.reason, tried.policy_reason) if word))
 
 
+def _source(worker: WorkerRow) -> str:
+    source = worker.source or ("static" if worker.static else "")
+    return f" ({source})" if source else ""
+
+
 def _kv_used(worker: WorkerRow) -> str:
+    if worker.kv_usage is not None:
+        return f"{100 * worker.kv_usage:.0f}%" if isfinite(worker.kv_usage) else "-"
     # Of a static worker nobody has told; its capacity is a weight.
     total = 0 if worker.static else worker.kv_total_blocks
     return f"{100 * (total - worker.kv_free_blocks) / total:.0f}%" if total else "-"

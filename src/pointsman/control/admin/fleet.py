@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Annotated
 
-from msgspec import Meta, Struct, structs
+import msgspec
+from msgspec import Meta, Struct
 
 from pointsman.control.admin.endpoint import Answer, Body, Call, endpoint
 from pointsman.control.admin.parts import AdminParts
@@ -49,7 +50,7 @@ async def list_workers(call: Call, query: WorkersQuery) -> Workers:
         tuple(
             _worker_state(parts, worker, left)
             for worker in _live(parts)
-            if not query.model or worker.model in wanted
+            if not query.model or wanted.intersection(_served(worker))
         ),
         parts.router.table.epoch,
     )
@@ -64,12 +65,13 @@ async def list_workers(call: Call, query: WorkersQuery) -> Workers:
 async def put_worker(call: Call, id: str, body: Body[WorkerRequest]) -> Answer[WorkerState]:
     """Add or change a static worker.
 
-    201 for a new one. A worker that announces itself cannot be changed here: its engine would say otherwise with the
+    201 for a new one. Its API key is not sent here: `api_key_env` and `api_key_file` name where the gateway finds it. A
+    worker that announces itself cannot be changed here: its engine would say otherwise with the
     next heartbeat. With a new address it is a new worker, and the requests of the former one end where they are.
     """
     wanted = body.read()
     parts = call.parts
-    is_new = await parts.changes.put_worker(id, **structs.asdict(wanted))
+    is_new = await parts.changes.put_worker(id, msgspec.to_builtins(wanted))
     worker = next(each for each in _live(parts) if each.id == id)
     return Answer(_worker_state(parts, worker, _Left(parts)), 201 if is_new else 200, {})
 
@@ -162,13 +164,26 @@ class _Left:
         return None if first is None else max(0.0, self._now - first)
 
 
+def _served(worker: Worker) -> tuple[str, ...]:
+    """Return the ids of the models that a worker serves, its own first; none as long as nobody knows."""
+    listed = (worker.model, *(served.id for served in worker.served))
+    return tuple(dict.fromkeys(id for id in listed if id))
+
+
 def _worker_state(parts: AdminParts, worker: Worker, left: _Left) -> WorkerState:
     begun = left.by_worker.get(worker.id, [])
     heard = parts.wall() - (parts.now() - worker.last_heartbeat)
+    was_heard = worker.last_heartbeat > 0 if worker.polled else not worker.static
     return WorkerState(
         worker_id=worker.id,
         role=worker.role,
         model=worker.model,
+        models=_served(worker),
+        dialect=worker.dialect,
+        source=worker.source,
+        polled=worker.polled,
+        up=worker.up,
+        degraded=worker.degraded,
         http_address=worker.http_address,
         grpc_address=worker.grpc_address,
         kv_address=worker.kv_address,
@@ -177,8 +192,11 @@ def _worker_state(parts: AdminParts, worker: Worker, left: _Left) -> WorkerState
         running=worker.running,
         kv_free_blocks=worker.kv_free_blocks,
         kv_total_blocks=worker.kv_total_blocks,
-        draining=worker.draining,
-        last_heartbeat_unix_ms=0 if worker.static else int(heard * 1000),
+        kv_usage=None if worker.kv_usage < 0 else worker.kv_usage,
+        max_model_len=worker.max_model_len or None,
+        capacity=worker.capacity,
+        draining=worker.draining or worker.terminating,
+        last_heartbeat_unix_ms=int(heard * 1000) if was_heard else 0,
         static=worker.static,
         drained=worker.model in parts.registry.drained,
         in_flight=worker.in_flight,
@@ -192,7 +210,7 @@ def _model_states(parts: AdminParts, *named: str) -> dict[str, ModelState]:
     """Return the models that there is something to say of, and those `named`, by id."""
     workers = _live(parts)
     left = _Left(parts)
-    served = Counter(worker.model for worker in workers)
+    served = Counter(model for worker in workers for model in _served(worker))
     names = {*served, *parts.registry.drained, *left.by_model, *named}
     return {
         name: ModelState(

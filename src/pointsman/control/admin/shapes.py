@@ -4,7 +4,7 @@ The shapes that others own are not repeated here: routes (`pointsman.domain.rout
 (`pointsman.domain.explain`), the configuration (`pointsman.control.reload`).
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
@@ -62,7 +62,21 @@ class WorkerState(Struct, frozen=True, kw_only=True):
 
     worker_id: str
     role: Role
-    model: Annotated[str, _said("The model that it serves.")]
+    model: Annotated[str, _said("The model that it serves; empty as long as nobody knows.")]
+    models: Annotated[
+        tuple[str, ...], _said("All model ids that it serves: aliases and loaded adapters, too.")
+    ]
+    dialect: Annotated[
+        str, _said("How it is spoken to; empty where nobody knows, or nothing is asked of it.")
+    ]
+    source: Annotated[
+        str, _said("Who lists it, such as `static` or `dns vllm:8000`; empty: it announces itself.")
+    ]
+    polled: Annotated[bool, _said("Whether it is asked how it is.")]
+    up: Annotated[
+        bool, _said("False where polling says that it is gone, or has not heard of it yet.")
+    ]
+    degraded: Annotated[str, _said("What of it cannot be read, and why; empty for nothing.")]
     http_address: Annotated[str, _said("`host:port` of its OpenAI surface.")]
     grpc_address: Annotated[str, _said("`host:port`, empty if it has none.")]
     kv_address: Annotated[str, _said("`host:port`, empty if it has none.")]
@@ -70,12 +84,21 @@ class WorkerState(Struct, frozen=True, kw_only=True):
     queue_depth: Annotated[int, _said("Requests that wait in the engine.")]
     running: Annotated[int, _said("Requests that run in the engine.")]
     kv_free_blocks: Annotated[int, _said("Free KV blocks.")]
-    kv_total_blocks: Annotated[int, _said("KV blocks; for a static worker its capacity.")]
-    draining: Annotated[bool, _said("Whether the worker itself says that it drains.")]
-    last_heartbeat_unix_ms: Annotated[
-        int, _said("When it was heard of last; 0 for a static worker, which sends no heartbeats.")
+    kv_total_blocks: Annotated[
+        int, _said("KV blocks, or its capacity where that is configured or nobody tells.")
     ]
-    static: Annotated[bool, _said("Whether it was configured; else it announces itself.")]
+    kv_usage: Annotated[
+        float | None, _said("Part of its KV cache that is in use, 0 to 1; null if nobody tells.")
+    ]
+    max_model_len: Annotated[
+        int | None, _said("Longest context of `model` in tokens, null if nobody tells.")
+    ]
+    capacity: Annotated[int, _said("The weight that was configured, 0 for the engine's own.")]
+    draining: Annotated[bool, _said("Whether the worker, or who lists it, says that it drains.")]
+    last_heartbeat_unix_ms: Annotated[
+        int, _said("Its last heartbeat, or its last good answer to polling; 0 for never.")
+    ]
+    static: Annotated[bool, _said("Whether somebody lists it; else it announces itself.")]
     drained: Annotated[bool, _said("Whether an operator drains its model.")]
     in_flight: Annotated[int, _said("Requests that this gateway holds open to it.")]
     load: Annotated[int, _said("What policies compare: in flight here and queued there.")]
@@ -98,11 +121,50 @@ class WorkerRequest(Struct, frozen=True):
     """A static worker, as in the configuration."""
 
     url: Annotated[str, _said("Where its OpenAI surface is: `http://host:port`, or with a path.")]
-    model: Annotated[str, _said("Id of the model that it serves.", min_length=1, max_length=256)]
+    model: Annotated[
+        str,
+        _said(
+            "Id of the model that it serves; `auto`: the first that it lists.",
+            min_length=1,
+            max_length=256,
+        ),
+    ] = "auto"
+    dialect: Annotated[
+        Literal["", "auto", "tl", "vllm", "sglang", "llamacpp", "openai"],
+        _said(
+            "How it is spoken to, and asked how it is; `auto`: found out by asking. Empty with a `model`: nothing is "
+            "asked, and it counts as alive; empty without one: `auto`."
+        ),
+    ] = ""
     role: Annotated[Role, _said("What it can be asked to do.")] = Role.UNIFIED
     capacity: Annotated[
-        int, _said("Its weight for the `weighted` policy.", ge=1, le=1_000_000_000)
-    ] = 1
+        int,
+        _said(
+            "Its weight for the `weighted` policy; 0: what the engine says.", ge=0, le=1_000_000_000
+        ),
+    ] = 0
+    poll_interval_s: Annotated[float, _said("How often it is asked, seconds.", ge=0.1, le=3600)] = (
+        2.0
+    )
+    poll_timeout_s: Annotated[
+        float, _said("Wait for each of these answers, seconds.", ge=0.1, le=3600)
+    ] = 2.0
+    api_key_env: Annotated[
+        str, _said("Environment variable of the gateway with the API key that it wants.")
+    ] = ""
+    api_key_file: Annotated[str, _said("File with that key, where the gateway runs.")] = ""
+    connector: Annotated[
+        str, _said("How it hands KV caches over; empty: the only way that its dialect has.")
+    ] = ""
+    bootstrap_port: Annotated[
+        int, _said("Port of the bootstrap server of a prefill worker.", ge=1, le=65535)
+    ] = 8998
+    grpc_address: Annotated[
+        str, _said("`host:port` of its EngineControl service, for a prefill worker of `tl`.")
+    ] = ""
+    kv_address: Annotated[
+        str, _said("`host:port` of its KvTransferService, for a decode worker of `tl`.")
+    ] = ""
 
 
 # ------------------------------------------------------------------ routes and models
