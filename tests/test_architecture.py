@@ -112,7 +112,7 @@ LAYERS: dict[str, set[str]] = {
     "trial": {"rich"},
     "testing": {
         *("app", "config", "control", "domain", "errors", "flow", "parts", "proto", "wire"),
-        *("gguf", "grpc", "jsonschema_rs", "msgspec", "numpy", "trustme", "typer"),
+        *("gguf", "grpc", "jsonschema_rs", "msgspec", "numpy", "trustme", "typer", "xllamacpp"),
     },
 }
 """What each part may import besides itself and the standard library: parts of the package, and distributions."""

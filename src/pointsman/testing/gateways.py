@@ -81,9 +81,13 @@ def bearer(key: str) -> dict[str, str]:
 
 @asynccontextmanager
 async def running(
-    workers: Mapping[str, str] | None = None, *, model: str = "m", **options: Any
+    workers: Mapping[str, str] | None = None,
+    *,
+    model: str = "m",
+    listed: Sequence[StaticWorker] = (),
+    **options: Any,
 ) -> AsyncIterator[Gateway]:
-    """Run a gateway over static workers, given as id -> `host:port` or a URL, that all serve `model`.
+    """Run a gateway over static workers: `listed` ones, and those given as id -> `host:port` or a URL of `model`.
 
     `options` are those of the configuration; those of `Keys` give it keys. The default policy is least_outstanding, so
     that ties go to the smallest id and a test knows who is asked first.
@@ -95,7 +99,7 @@ async def running(
     options.setdefault("route_policy", "least_outstanding")
     options.setdefault("access_log", "off")
     options = {"listen": ANY, "health_listen": ANY, "registry_listen": ANY, **options}
-    config = GatewayConfig(workers=static, **options)
+    config = GatewayConfig(workers=(*static, *listed), **options)
     gateway = Gateway(Config(gateway=config), environ=PEPPER)
     await gateway.start()
     try:
