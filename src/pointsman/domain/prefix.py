@@ -2,7 +2,10 @@
 
 Engines cache the KV of prompts in blocks of 16 tokens, about 64 bytes of text, and two requests share a cached block
 only if they begin alike. So the key is the first 64 bytes of the prompt of a plain completion, or of the chat messages
-written as `role LF content LF` in order.
+written as `role LF content LF` in order. A system text that stands in a field of its own comes before the messages, as
+if it were the first of them, and tools come between the two, as a digest that is as long as their text would be. Tools
+beside messages that begin with a system text are not looked at: the specification's key is of the messages alone, and
+that text comes first in the engine's prompt as well.
 
 Content that is no text contributes a digest of its value: token ids (the first limit / 4 of them, the same length of
 prompt), lists of prompts, and multimodal content, so that chats about different images part. Content made of text parts
@@ -28,15 +31,20 @@ _UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
 # The longest run of whole characters and escapes: where a JSON string that was cut anywhere can be read up to.
 _WHOLE = re.compile(r'(?:[^"\\]+|\\u[0-9a-fA-F]{4}|\\["\\/bfnrt])*')
 _LONE = re.compile("[\ud800-\udfff]")
+_FIRST_ROLE = re.compile(rb'\s*+\[\s*+\{\s*+"role"\s*+:\s*+"([a-z]*+)"')
+_SYSTEM = (b"system", b"developer")
 _ESCAPE = re.compile(
     rb"\\(?:(u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
     re.DOTALL,
 )
 
 
+_ABSENT = msgspec.Raw(b"")
+
+
 class _Message(msgspec.Struct):
-    role: msgspec.Raw = msgspec.Raw(b'""')
-    content: msgspec.Raw = msgspec.Raw(b"null")
+    role: msgspec.Raw = _ABSENT
+    content: msgspec.Raw = _ABSENT
 
 
 class _Body(msgspec.Struct):
@@ -69,33 +77,57 @@ def prefix_key(body: bytes, limit: int = 64) -> bytes:
 
 
 def render_prefix(
-    prompt: bytes | msgspec.Raw | None, messages: bytes | msgspec.Raw | None, limit: int = 64
+    prompt: bytes | msgspec.Raw | None,
+    messages: bytes | msgspec.Raw | None,
+    limit: int = 64,
+    *,
+    system: bytes | msgspec.Raw | None = None,
+    tools: bytes | msgspec.Raw | None = None,
 ) -> bytes:
-    r"""Return the first `limit` bytes of the rendered prompt, from the raw JSON of `prompt` and `messages`.
+    r"""Return the first `limit` bytes of the rendered prompt, from the raw JSON of what stands in it.
 
-    Where both are there, the prompt comes first. A string is read only as far as the limit needs.
+    That is `system`, `tools`, `prompt` and `messages`, in this order. A string is read only as far as the limit needs.
 
     >>> render_prefix(None, b'[{"role": "system", "content": "Be brief."}, {"role": "user"}]')
     b'system\nBe brief.\nuser\n\n'
+    >>> render_prefix(None, b'[{"role": "user", "content": "Hi"}]', system=b'"Be brief."')
+    b'system\nBe brief.\nuser\nHi\n'
     """
-    if prompt is None and messages is not None:
+    if prompt is None and messages is not None and system is None and tools is None:
         # The usual chat: its first message alone is long enough, plain, and begins with its role.
         first = _opening(limit).match(messages)
         if first is not None and first[2].isascii():
             return (b"%b\n%b" % first.groups())[:limit]
     out = b""
     try:
-        if prompt is not None:
-            out = _rendered(prompt, limit)
+        if system is not None:
+            out = b"system\n%b\n" % _rendered(system, limit)
+        if tools is not None and (system is not None or not _begins_with_system(messages)):
+            out += b"tools\n%b\n" % sha256(tools).hexdigest().encode()
+        if prompt is not None and len(out) < limit:
+            out += _rendered(prompt, limit)
         if messages is not None and len(out) < limit:
-            for message in _messages(messages):
+            for number, message in enumerate(_messages(messages)):
                 role = _rendered(message.role, limit) if _is_string(message.role) else b""
-                out += b"%b\n%b\n" % (role, _rendered(message.content, limit))
+                content = message.content
+                if not message.role and not content:
+                    # A call of a tool, say, or its result, which in some APIs stand among the messages.
+                    content = _items(messages)[number]
+                out += b"%b\n%b\n" % (role, _rendered(content, limit))
                 if len(out) >= limit:
                     break
     except _UNREADABLE:
         pass
     return out[:limit]
+
+
+def _begins_with_system(messages: bytes | msgspec.Raw | None) -> bool:
+    if messages is None:
+        return False
+    first = _FIRST_ROLE.match(messages)
+    if first is not None:
+        return first[1] in _SYSTEM
+    return any(_rendered(message.role, 16) in _SYSTEM for message in _messages(messages)[:1])
 
 
 @lru_cache(maxsize=8)
@@ -108,12 +140,18 @@ def _messages(raw: bytes | msgspec.Raw) -> list[_Message]:
     try:
         return _MESSAGES.decode(raw)
     except msgspec.DecodeError:
-        items = _ITEMS.decode(_mended(bytes(raw)))
-    # Something in the list is no object: what it is then counts as content without a role.
-    return [
-        _MESSAGE.decode(item) if _head(item, 1) == b"{" else _Message(content=item)
-        for item in items
-    ]
+        # Something in the list is no object: what it is then counts as content without a role.
+        return [
+            _MESSAGE.decode(item) if _head(item, 1) == b"{" else _Message(content=item)
+            for item in _items(raw)
+        ]
+
+
+def _items(raw: bytes | msgspec.Raw) -> list[msgspec.Raw]:
+    try:
+        return _ITEMS.decode(raw)
+    except msgspec.DecodeError:
+        return _ITEMS.decode(_mended(bytes(raw)))
 
 
 def _rendered(raw: bytes | msgspec.Raw, limit: int) -> bytes:
@@ -122,7 +160,7 @@ def _rendered(raw: bytes | msgspec.Raw, limit: int) -> bytes:
     match head[:1]:
         case b'"':
             return _leading_text(head, limit)
-        case b"n":
+        case b"" | b"n":
             return b""
         case b"[" if tokens := _leading_tokens(head, limit):
             return tokens

@@ -1,7 +1,8 @@
 """What routing may know of a request: a handful of facts, never the whole body.
 
-The body itself stays raw bytes and goes to the engine as the client sent it. The two values that an affinity policy
-may look at, `prompt` and `messages`, are kept as raw JSON too, and are rendered only when a policy asks for the key.
+The body itself stays raw bytes and goes to the engine as the client sent it. The values that an affinity policy may
+look at (`system`, `tools`, `prompt`, `messages`) are kept as raw JSON too, and are rendered only when a policy asks for
+the key. Which fields of a body they are is the API's, see `pointsman.wire.apis`.
 """
 
 import msgspec
@@ -15,8 +16,9 @@ class InferenceRequest(msgspec.Struct, eq=False, gc=False):
     """One request as the policies see it.
 
     `model` is the id that the client asked for; `request_id` also draws the canary backend; `stream` is true only for
-    the JSON value true; `prompt` and `messages` are the raw JSON of those two values, None where absent;
-    `affinity_bytes` is how much of the rendered prompt makes the affinity key.
+    the JSON value true; `prompt`, `messages`, `system` and `tools` are raw JSON, None where absent; `affinity_bytes` is
+    how much of the rendered prompt makes the affinity key; `path` is the API path that was asked, "" for any;
+    `model_at` is where the model stands in a body that is a form (first byte, and the one behind the last).
     """
 
     model: str
@@ -25,6 +27,10 @@ class InferenceRequest(msgspec.Struct, eq=False, gc=False):
     prompt: bytes | msgspec.Raw | None = None
     messages: bytes | msgspec.Raw | None = None
     affinity_bytes: int = 64
+    path: str = ""
+    system: bytes | msgspec.Raw | None = None
+    tools: bytes | msgspec.Raw | None = None
+    model_at: tuple[int, int] | None = None
     _prefix_key: bytes | None = None
 
     def forget(self) -> None:
@@ -35,7 +41,7 @@ class InferenceRequest(msgspec.Struct, eq=False, gc=False):
         >>> request.prompt, request.prefix_key
         (None, b'')
         """
-        self.prompt = self.messages = None
+        self.prompt = self.messages = self.system = self.tools = None
 
     @property
     def prefix_key(self) -> bytes:
@@ -46,6 +52,10 @@ class InferenceRequest(msgspec.Struct, eq=False, gc=False):
         """
         key = self._prefix_key
         if key is None:
-            key = render_prefix(self.prompt, self.messages, self.affinity_bytes)
+            key = render_prefix(
+                *(self.prompt, self.messages, self.affinity_bytes),
+                system=self.system,
+                tools=self.tools,
+            )
             self._prefix_key = key
         return key

@@ -1,8 +1,8 @@
 """Reading the few fields that the gateway needs of a JSON body, and changing fields without touching any other byte.
 
-`parse_request` reads a handful of top-level fields (`pointsman.wire.apis` has them) and skips the rest: unknown fields, order, number formats, escapes and
-duplicates stay what the client sent, because nothing is ever re-serialised. `with_fields`, `without_fields` and
-`with_model` splice.
+`parse_request` reads a handful of top-level fields, which `pointsman.wire.apis` names, and skips the rest: unknown
+fields, order, number formats, escapes and duplicates stay what the client sent, because nothing is ever re-serialised.
+`with_fields`, `without_fields` and `with_model` splice.
 
 Where a key stands twice, some engines read the first and some the last, so a splice changes every one of them.
 Half of a surrogate pair, which JavaScript sends of a string that was cut inside an emoji, is read as U+FFFD and
