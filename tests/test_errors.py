@@ -21,6 +21,7 @@ TABLE = {
     "InvalidKey": (401, "invalid_request_error", "invalid_api_key", None),
     "InsufficientScope": (403, "permission_error", "insufficient_scope", None),
     "ModelNotFound": (404, "invalid_request_error", "model_not_found", "model"),
+    "UnsupportedEndpoint": (404, "invalid_request_error", "unsupported_endpoint", None),
     "NotFound": (404, "invalid_request_error", "not_found", None),
     "MethodNotAllowed": (405, "invalid_request_error", None, None),
     "RequestTimeout": (408, "invalid_request_error", "request_timeout", None),

@@ -43,6 +43,7 @@ from pointsman.control.polling import Poller
 from pointsman.control.reload import Configuration, Reload, Watch, fingerprint
 from pointsman.control.store import StoreError
 from pointsman.control.sweep import Sweeper
+from pointsman.dialect.engines import SERVES
 from pointsman.domain.keys import Scope
 from pointsman.domain.registry import Registry
 from pointsman.domain.router import Router
@@ -124,7 +125,7 @@ class Gateway:
         self._applications = parts.mounts(options)
         self.store = parts.store(options)
         self.registry = Registry(options.heartbeat_miss_limit, workers_max=options.workers_max)
-        self.router = Router(self.registry, parts.policy(options), RouteTable())
+        self.router = Router(self.registry, parts.policy(options), RouteTable(), SERVES)
         self.metrics = metrics(
             self._live_workers,
             (*options.paths, "/v1/models", ADMIN, *(mount.path for mount in options.mounts)),

@@ -7,6 +7,7 @@ GatewayError
 ├── InvalidKey              401  invalid_api_key
 ├── InsufficientScope       403  insufficient_scope
 ├── ModelNotFound           404  model_not_found
+├── UnsupportedEndpoint     404  unsupported_endpoint
 ├── NotFound                404  not_found
 ├── MethodNotAllowed        405
 ├── RequestTimeout          408  the client was too slow to send its request
@@ -43,6 +44,7 @@ __all__ = [
     "NotFound",
     "RequestTimeout",
     "StateUnavailable",
+    "UnsupportedEndpoint",
     "UpstreamTimeout",
 ]
 
@@ -111,6 +113,14 @@ class ModelNotFound(GatewayError):
     type = "invalid_request_error"
     code = "model_not_found"
     param = "model"
+
+
+class UnsupportedEndpoint(GatewayError):
+    """There are workers for the model, and none of them has the path."""
+
+    status = 404
+    type = "invalid_request_error"
+    code = "unsupported_endpoint"
 
 
 class NotFound(GatewayError):

@@ -379,8 +379,8 @@ def test_models_are_those_of_the_table_and_of_routable_workers() -> None:
     beat(registry, "a", 0.0, model="smol")
     beat(registry, "b", 0.0, model="internal")
     beat(registry, "c", 0.0, model="hidden", draining=True)
-    assert router.models(1.0) == ["internal", "public", "smol"]
-    assert router.models(6.0) == ["public", "smol"]
+    assert [each.id for each in router.models(1.0)] == ["internal", "public", "smol"]
+    assert [each.id for each in router.models(6.0)] == ["public", "smol"]
 
 
 def test_a_target_shows_where_it_goes() -> None:

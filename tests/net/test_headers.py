@@ -4,9 +4,11 @@ import re
 
 import pytest
 
-from pointsman.testing.client import post
-from pointsman.testing.gateways import fronted
-from pointsman.testing.origin import answers
+from pointsman.domain.registry import WorkerReport
+from pointsman.net.clock import monotonic
+from pointsman.testing.client import Client, post
+from pointsman.testing.gateways import fronted, running
+from pointsman.testing.origin import Origin, answers
 
 pytestmark = pytest.mark.anyio
 
@@ -77,8 +79,8 @@ async def test_h08_headers_of_the_engine_reach_the_client_once() -> None:
 
 
 @pytest.mark.parametrize("given", ["a", "A" * 128, "req-1!~{}"])
-async def test_a_good_request_id_is_kept_on_both_sides(given: str) -> None:
-    async with fronted() as (origin, _, client):
+async def test_a_good_request_id_is_the_clients_own(given: str) -> None:
+    async with fronted() as (_, _, client):
         response = await client.ask(post(CHAT, headers={"X-Request-Id": given}))
         assert response.header("x-request-id") == given
         # Errors of the gateway's own carry it as well.
@@ -86,7 +88,27 @@ async def test_a_good_request_id_is_kept_on_both_sides(given: str) -> None:
         assert refused.header("x-request-id") == given
         refused = await client.ask(post(CHAT, "/none", headers={"X-Request-Id": given}))
         assert refused.header("x-request-id") == given
-    assert origin.requests[0].header("x-request-id") == given
+
+
+@pytest.mark.parametrize("given", ["a", "A" * 128, "req-1!~{}"])
+async def test_p16_engines_never_see_an_id_twice(given: str) -> None:
+    """P16: engines abort one of two requests of the same id, so theirs is the client's with something behind it."""
+    misleading = {"X-Request-Id": given, "X-Note": f"x-request-id: {given}"}
+    async with fronted() as (origin, _, client):
+        for _ in range(2):
+            response = await client.ask(post(CHAT, headers=misleading))
+            assert response.header("x-request-id") == given
+    seen = [request.header("x-request-id") or "" for request in origin.requests]
+    assert all(re.fullmatch(re.escape(given) + "-[0-9a-f]{12}", each) for each in seen)
+    assert len(set(seen)) == 2
+    assert [request.header("x-note") for request in origin.requests] == [misleading["X-Note"]] * 2
+
+
+async def test_engines_of_the_contract_are_told_the_clients_id() -> None:
+    async with Origin() as origin, running() as gateway, Client(gateway.address) as client:
+        gateway.registry.beat(WorkerReport("a", origin.address, "m"), monotonic())
+        await client.ask(post(CHAT, headers={"X-Request-Id": "mine"}))
+    assert origin.requests[0].header("x-request-id") == "mine"
 
 
 @pytest.mark.parametrize("given", [None, "", "A" * 129, "two words", "tab\tbed", "é"])

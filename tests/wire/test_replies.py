@@ -5,7 +5,18 @@ from email.parser import BytesHeaderParser
 
 import pytest
 
-from pointsman.errors import BadRequest, GatewayError, ModelNotFound, NoCapacity
+from pointsman.domain.worker import ServedModel
+from pointsman.errors import (
+    BadRequest,
+    BodyTooLarge,
+    GatewayError,
+    InsufficientScope,
+    InternalError,
+    InvalidKey,
+    ModelNotFound,
+    NoCapacity,
+    UpstreamTimeout,
+)
 from pointsman.wire.replies import (
     error_body,
     error_reply,
@@ -69,13 +80,70 @@ def test_other_errors_do_not() -> None:
 
 
 def test_models_are_listed_in_the_order_given() -> None:
-    line, headers, body = read(models_reply(["smol", "a"], b"x-request-id: r\r\n"))
+    line, headers, body = read(
+        models_reply([ServedModel("smol"), ServedModel("a")], b"x-request-id: r\r\n")
+    )
     assert (line, headers["x-request-id"]) == (b"HTTP/1.1 200 OK", "r")
     assert body == {"object": "list", "data": [SMOL, SMOL | {"id": "a"}]}
     assert read(models_reply([]))[2] == {"object": "list", "data": []}
 
 
 def test_one_model() -> None:
-    assert read(model_reply("smol", ["a", "smol"]))[2] == SMOL
+    models = [ServedModel("a"), ServedModel("smol")]
+    assert read(model_reply("smol", models))[2] == SMOL
     with pytest.raises(ModelNotFound, match="`b` does not exist"):
-        model_reply("b", ["a", "smol"])
+        model_reply("b", models)
+
+
+def test_h18_what_is_known_of_a_model_is_said() -> None:
+    adapter = ServedModel("fr", parent="smol", max_model_len=2048)
+    told = SMOL | {"id": "fr", "max_model_len": 2048, "root": "smol", "parent": "smol"}
+    assert read(model_reply("fr", [adapter]))[2] == told
+
+
+def test_clients_of_the_messages_api_read_the_same_list() -> None:
+    page = read(models_reply([ServedModel("a"), ServedModel("b")], messages=True))[2]
+    assert isinstance(page, dict)
+    assert (page["has_more"], page["first_id"], page["last_id"]) == (False, "a", "b")
+    assert page["data"][0] == SMOL | {
+        "id": "a",
+        "type": "model",
+        "display_name": "a",
+        "created_at": "1970-01-01T00:00:00Z",
+    }
+    empty = read(models_reply([], messages=True))[2]
+    assert empty == {
+        "object": "list",
+        "data": [],
+        "has_more": False,
+        "first_id": None,
+        "last_id": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (BadRequest("x"), "invalid_request_error"),
+        (InvalidKey(), "authentication_error"),
+        (InsufficientScope("x"), "permission_error"),
+        (ModelNotFound("x"), "not_found_error"),
+        (BodyTooLarge("x"), "request_too_large"),
+        (NoCapacity("x"), "overloaded_error"),
+        (UpstreamTimeout("x"), "timeout_error"),
+        (InternalError("x"), "api_error"),
+    ],
+)
+def test_an_error_of_the_messages_api_has_its_type_and_our_keys(
+    error: GatewayError, kind: str
+) -> None:
+    told = json.loads(error_body(error, messages=True))
+    assert told == {
+        "type": "error",
+        "error": {
+            "type": kind,
+            "message": error.message,
+            "param": error.param,
+            "code": error.code,
+        },
+    }

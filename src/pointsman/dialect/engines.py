@@ -10,11 +10,14 @@ from pointsman.dialect.reading import Dialect, Probe, Probed, Reading, due, mode
 from pointsman.dialect.sglang import SgLang
 from pointsman.dialect.vllm import Vllm
 
-__all__ = ["DIALECTS", "Dialect", "Probe", "Probed", "Reading", "detect", "due"]
+__all__ = ["DIALECTS", "SERVES", "Dialect", "Probe", "Probed", "Reading", "detect", "due"]
 
 DIALECTS: dict[str, Dialect] = {
     dialect.name: dialect for dialect in (Heartbeating(), Vllm(), SgLang(), LlamaCpp(), OpenAi())
 }
+
+SERVES = {name: DIALECTS[name].paths for name in ("vllm", "sglang", "llamacpp")}
+"""The API paths that engines of a dialect can serve. Those that send heartbeats, or are unknown, may serve any."""
 
 OWNERS = {"pointsman": "tl", "vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp"}
 """What engines say of themselves in `owned_by`."""

@@ -21,7 +21,7 @@ from pointsman.domain.ring import hash64, unit
 from pointsman.domain.router import Router
 from pointsman.domain.routes import Route
 from pointsman.domain.worker import Role, Worker, load_of
-from pointsman.errors import ModelNotFound, NoCapacity
+from pointsman.errors import ModelNotFound, NoCapacity, UnsupportedEndpoint
 
 if TYPE_CHECKING:
     from pointsman.domain.policy import Policy
@@ -217,11 +217,11 @@ def explain(
     """
     asked, witness = _Asked(registry), _Witness(router.policy)
     # The router asks the registry nothing that `_Asked` does not pass on.
-    stand_in = Router(cast("Registry", asked), witness, router.table)
+    stand_in = router.seen_by(cast("Registry", asked), witness)
     refusal = target = None
     try:
         target = stand_in.route(request, excluded, step, now=now)
-    except (ModelNotFound, NoCapacity) as error:
+    except (ModelNotFound, NoCapacity, UnsupportedEndpoint) as error:
         refusal = Refusal(status=error.status, code=error.code or error.type, message=error.message)
     prefills: tuple[Worker, ...] = ()
     if target is not None and target.prefill is not None:

@@ -221,6 +221,8 @@ class Registry:
         if self._workers.get(worker.id) is not worker:
             return
         before = _place_of(worker)
+        if seen.up and not worker.up:
+            worker.lacks.clear()
         worker.up = seen.up
         worker.model = seen.model
         worker.served = seen.served

@@ -5,15 +5,15 @@ leaves out the workers that already failed this request, and lets the policy pic
 sends nothing; trying again is the caller's business (with the failed workers in `excluded`), and so are cascades.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from pointsman.domain.policy.least_outstanding import LeastOutstanding
 from pointsman.domain.routes import Route, RouteTable, pick_backend
-from pointsman.domain.worker import Role, Worker, connector_of, load_of
-from pointsman.errors import ModelNotFound, NoCapacity
+from pointsman.domain.worker import Role, ServedModel, Worker, connector_of, load_of
+from pointsman.errors import ModelNotFound, NoCapacity, UnsupportedEndpoint
 
 if TYPE_CHECKING:
     from pointsman.domain.policy import Policy
@@ -24,6 +24,14 @@ __all__ = ["Router", "Target", "always", "never"]
 
 UNIFIED = Role.UNIFIED
 UNIFIED_ONLY: Sequence[str] = ("unified",)
+
+NAMED = 16
+"""How many workers an error names at most."""
+
+ANY_PATH: Mapping[str, frozenset[str]] = {}
+
+KEPT = 1024
+"""How many lists of workers that serve a path are kept at most, so that policies meet the same ones again."""
 
 LOADS_KEPT = 64
 """With more candidates than this, a target does not have their loads: noting them would cost more than the pick."""
@@ -72,13 +80,27 @@ class Target(Struct, frozen=True, eq=False, gc=False):
 
 
 class Router:
-    """Pick a worker for each request; hold the route table."""
+    """Pick a worker for each request; hold the route table.
 
-    def __init__(self, registry: "Registry", policy: "Policy", table: RouteTable) -> None:
+    `serves` has the API paths that engines of a dialect can serve; one of another dialect is thought to serve any.
+    """
+
+    def __init__(
+        self,
+        registry: "Registry",
+        policy: "Policy",
+        table: RouteTable,
+        serves: Mapping[str, frozenset[str]] = ANY_PATH,
+    ) -> None:
         self._registry = registry
         self._policy = policy
         self._table = table
         self._prefill_policy = LeastOutstanding()
+        self._serves = serves
+        self._known = frozenset[str]().union(*serves.values())
+        # The paths that somebody may lack: for all others nobody is looked at.
+        self._lacked = {path for path in self._known if any(path not in s for s in serves.values())}
+        self._serving: dict[tuple[str, str, Role], tuple[Worker, ...]] = {}
         registry.route_epoch = table.epoch
 
     @property
@@ -108,6 +130,17 @@ class Router:
         self._table = table
         self._registry.route_epoch = table.epoch
 
+    def seen_by(self, registry: "Registry", policy: "Policy") -> "Router":
+        """Return a router that does the same with another view of the workers, and another policy."""
+        router = Router(registry, policy, self._table, self._serves)
+        router._lacked = self._lacked
+        return router
+
+    def lack(self, worker: Worker, path: str) -> None:
+        """Note that a worker turned out not to serve an API path; it gets no more requests for that in this life."""
+        worker.lacks.add(path)
+        self._lacked.add(path)
+
     def route(
         self,
         request: "InferenceRequest",
@@ -124,8 +157,10 @@ class Router:
         can be handed off by no connector that is there (`handoff` says by which it can) prefers a unified worker; a
         decode worker has to do all of it.
 
-        Raises `ModelNotFound` if no route, no live worker and no worker of the last hour names the model, and
-        `NoCapacity` if it is known but nobody can take the request.
+        Workers that do not serve the path of the request are left out too.
+
+        Raises `ModelNotFound` if no route, no live worker and no worker of the last hour names the model, `NoCapacity`
+        if it is known but nobody can take the request, and `UnsupportedEndpoint` if that is for the path alone.
 
         >>> from pointsman.domain.policy.least_outstanding import LeastOutstanding
         >>> from pointsman.domain.registry import Registry, WorkerReport
@@ -158,6 +193,7 @@ class Router:
                 served = pick_backend(route, request.request_id)
                 if len(route.backends) > 1:
                     reason = "canary"
+        lacked = request.path in self._lacked
         connectors: set[str] = set()
         if "disaggregated" in targets:
             both = (
@@ -177,6 +213,8 @@ class Router:
                 if connectors:
                     prefills = _without(registry.routable(served, Role.PREFILL), excluded)
                     prefills, workers = _able(connectors, prefills, workers)
+            if lacked:
+                workers = self._able_to_serve(workers, request.path, served)
             if excluded:
                 workers = _without(workers, excluded)
                 reason = "failover"
@@ -194,6 +232,8 @@ class Router:
                 return Target(
                     worker, served, reason or why, cascade_step, prefill, why, workers, loads
                 )
+        if lacked:
+            self._check_path(request, served, targets)
         raise self._refusal(request.model, now)
 
     def permits(self, models: Collection[str], asked: str) -> bool:
@@ -217,16 +257,72 @@ class Router:
         if not self._registry.any_routable():
             raise NoCapacity("no worker is routable")
 
-    def models(self, now: float) -> list[str]:
-        """Return the ids for `GET /v1/models`, sorted: those of the table and those of routable workers."""
-        self._registry.expire(now)
-        return sorted({*self._table.models(), *self._registry.models()})
+    def models(self, now: float) -> list[ServedModel]:
+        """Return what `GET /v1/models` lists, sorted by id: the models of the table and those of routable workers.
+
+        A route's context is the shortest of its models. It is no adapter, whatever stands behind it.
+        """
+        registry = self._registry
+        registry.expire(now)
+        models = {model: registry.served(model) for model in registry.models()}
+        for name in self._table.models():
+            route = self._table.lookup(name)
+            if route is not None and not (name in models and _serves_itself(route)):
+                behind = [each.model for each in route.cascade or route.backends] or [name]
+                lengths = [registry.served(each).max_model_len for each in behind]
+                models[name] = ServedModel(
+                    name, "", min([length for length in lengths if length], default=0)
+                )
+        return [models[name] for name in sorted(models)]
+
+    def _lacks(self, worker: Worker, path: str) -> bool:
+        if path in worker.lacks:
+            return True
+        serves = self._serves.get(worker.dialect)
+        return serves is not None and path in self._known and path not in serves
+
+    def _able_to_serve(
+        self, workers: tuple[Worker, ...], path: str, served: str
+    ) -> tuple[Worker, ...]:
+        """Leave out those that lack a path. The tuple is the same object as before while its workers are the same."""
+        able = tuple([worker for worker in workers if not self._lacks(worker, path)])
+        if len(able) == len(workers) or not able:
+            return workers if able else able
+        key = (path, served, able[0].role)
+        before = self._serving.get(key)
+        if before == able:
+            return before
+        if len(self._serving) >= KEPT:
+            self._serving.clear()
+        self._serving[key] = able
+        return able
+
+    def _check_path(self, request: "InferenceRequest", served: str, targets: Sequence[str]) -> None:
+        """Raise `UnsupportedEndpoint` where there are workers that could take the request, but for its path."""
+        roles = {UNIFIED if target == "unified" else Role.DECODE for target in targets}
+        workers = [each for role in roles for each in self._registry.routable(served, role)]
+        if not workers or not all(self._lacks(worker, request.path) for worker in workers):
+            return
+        names = sorted(
+            f"{worker.id} ({worker.dialect})" if worker.dialect else worker.id for worker in workers
+        )
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        raise UnsupportedEndpoint(
+            f"no worker of the model {request.model!r} serves {request.path}: "
+            + ", ".join(names[:NAMED])
+            + more
+        )
 
     def _refusal(self, model: str, now: float) -> ModelNotFound | NoCapacity:
         shown = model if len(model) <= 256 else model[:256] + "..."
         if self._table.names(model) or self._registry.knows(model, now):
             return NoCapacity(f"no worker can take a request for the model {shown!r} now")
         return ModelNotFound(f"the model {shown!r} does not exist")
+
+
+def _serves_itself(route: Route) -> bool:
+    """Tell whether a route says no more of a model than that it is there."""
+    return not route.cascade and all(each.model == route.model for each in route.backends)
 
 
 def _able(

@@ -19,9 +19,22 @@ from pointsman.domain.worker import Worker
 from pointsman.errors import GatewayError, ModelNotFound, NoCapacity, UpstreamTimeout
 from pointsman.flow.effects import Answer, Broken, Command, Flow, Lost, Relay, Result, Send, Why
 from pointsman.flow.exchange import Attempt, Exchange
+from pointsman.wire.unserved import lacks_path
 
-__all__ = ["Asked", "Failure", "Leg", "Receive", "Received", "ask", "attempts", "relay", "stands"]
+__all__ = [
+    "Asked",
+    "Failure",
+    "Leg",
+    "Receive",
+    "Received",
+    "ask",
+    "attempts",
+    "relay",
+    "stands",
+    "unserved",
+]
 
+ERRORS = 400
 FULL = 429
 UNAVAILABLE = 503
 
@@ -58,16 +71,19 @@ def attempts(
 ) -> Flow:
     """Route the request, at most `max_attempts` workers in all, and relay the first answer that stands.
 
-    An engine's 429 and 503 are tried elsewhere; every other status, errors included, is an answer. If all that were
-    asked said 429, the client gets the last of those. `step` is that of a cascade, whose other steps do not count;
-    `handoff` says by which connectors the request can be handed off, `final` whether the client gets what nobody could
-    better: else a 429 is no answer.
+    An engine's 429 and 503 are tried elsewhere, and so is an answer that says that the engine does not serve the path,
+    which counts as no attempt. Every other status, errors included, is an answer. If all that were asked said 429, the
+    client gets the last of those. `step` is that of a cascade, whose other steps do not count; `handoff` says by which
+    connectors the request can be handed off, `final` whether the client gets what nobody could better: else a 429 is no
+    answer.
 
-    Raises ModelNotFound and NoCapacity, and UpstreamTimeout where the last worker that was asked did not answer in
-    time.
+    Raises ModelNotFound, NoCapacity and UnsupportedEndpoint, and UpstreamTimeout where the last worker that was asked
+    did not answer in time.
     """
     target = router.route(x.request, (), step, now=x.now, handoff=handoff)
     excluded: list[Worker] = []
+    failed: Answer | Lost | None = None
+    failures = 0
     all_full = True
     while True:
         worker = target.worker
@@ -76,7 +92,9 @@ def attempts(
         with Lease(worker):
             if leg is None:
                 result = yield Send(target)
-                if isinstance(result, Answer) and result.head.status not in (FULL, UNAVAILABLE):
+                if isinstance(result, Answer) and (
+                    result.head.status < ERRORS or (stands(result) and not unserved(result))
+                ):
                     ended = yield Relay(result)
                     if isinstance(ended, Broken):
                         x.error = str(ended.why)
@@ -87,28 +105,39 @@ def attempts(
                 if failure is None:
                     return
                 result, worker = failure.result, failure.worker
-        all_full = all_full and isinstance(result, Answer) and result.head.status == FULL
         attempt.failure = _outcome(result)
         attempt.failed = worker
         attempt.over_at = x.now
         excluded.append(worker)
-        if len(excluded) >= max_attempts or x.now >= x.deadline:
-            break
+        if isinstance(result, Answer) and worker is target.worker and unserved(result):
+            router.lack(worker, x.request.path)
+        else:
+            if isinstance(result, Lost):
+                # It may be about to begin a new life, with more paths than it had.
+                worker.lacks.clear()
+            failed = result
+            failures += 1
+            all_full = all_full and isinstance(result, Answer) and result.head.status == FULL
+            if failures >= max_attempts or x.now >= x.deadline:
+                break
         try:
             target = router.route(x.request, excluded, step, now=x.now, handoff=handoff)
         except (ModelNotFound, NoCapacity):
+            if failed is None:
+                raise
             break
-    if final and all_full and isinstance(result, Answer) and result.complete:
-        yield Relay(result)
+    assert failed is not None, "what was no attempt does not end the story"
+    if final and all_full and isinstance(failed, Answer) and failed.complete:
+        yield Relay(failed)
         return
-    raise _verdict(result)
+    raise _verdict(failed)
 
 
 def ask(attempt: Attempt, command: Send, receive: Receive) -> Asked:
     """Ask the worker of an attempt, and hand what stands to `receive`."""
     result = yield command
     assert isinstance(result, Answer | Lost)
-    if isinstance(result, Answer) and stands(result):
+    if isinstance(result, Answer) and stands(result) and not unserved(result):
         received = yield from receive(result)
         if not isinstance(received, Lost):
             return None
@@ -132,6 +161,12 @@ def relay(x: Exchange, edits: Sequence[Callable[[bytes], bytes]] = ()) -> Receiv
 def stands(answer: Answer) -> bool:
     """Tell whether an answer is one, or the news that the engine is full or draining."""
     return answer.head.status not in (FULL, UNAVAILABLE)
+
+
+def unserved(answer: Answer) -> bool:
+    """Tell whether an answer says that the engine does not have the path, whatever the request."""
+    head = answer.head
+    return answer.complete and not head.encoded and lacks_path(head.status, answer.payload)
 
 
 def _outcome(failure: Answer | Lost) -> str:

@@ -85,7 +85,9 @@ class Exchange(Struct, eq=False):
     asked, in order; `after` is what must be done whatever becomes of the request, until the driver takes it over; `now`
     is the time of the last event, for the story; `deadline` is when the whole request must be over; `trace` is the
     traceparent that engines see, `parent` the client's own, empty where it sent none that is valid. `tail` gets the
-    last pieces of a stream, where the story wants to look at them.
+    last pieces of a stream, where the story wants to look at them. `engine_id` is what engines call a request whose
+    client chose its id, "" where they call it as the gateway does: clients send the same id twice, and engines then
+    abort the one for the other.
     """
 
     request: InferenceRequest
@@ -105,6 +107,7 @@ class Exchange(Struct, eq=False):
     tries: list[Attempt] = field(default_factory=list)
     after: list[After] = field(default_factory=list)
     tail: deque[bytes] | None = None
+    engine_id: str = ""
 
     @property
     def request_id(self) -> str:

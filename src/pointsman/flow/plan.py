@@ -14,6 +14,9 @@ from pointsman.flow.handover import Handoffs
 
 __all__ = ["disaggregated", "plan"]
 
+JUDGED = ("/v1/chat/completions", "/v1/completions")
+"""The paths whose answers say how likely each token was, and which can be handed off."""
+
 
 def plan(
     x: Exchange,
@@ -25,6 +28,9 @@ def plan(
     cascades: Cascades,
 ) -> Flow:
     """Return the story of a request for a route that is not plain."""
+    if route.cascade and x.path not in JUDGED:
+        # Nothing tells how sure a model is of an answer of another API: the last one's is always good enough.
+        return attempts(x, router, max_attempts, step=len(route.cascade) - 1)
     if route.cascade:
         return cascade(x, router, max_attempts, route, body, handoffs, cascades)
     return disaggregated(x, router, max_attempts, route, body, handoffs)

@@ -12,6 +12,7 @@ from urllib.parse import unquote
 import msgspec
 
 from pointsman.domain.keys import ANONYMOUS, Principal, Scope
+from pointsman.domain.request import InferenceRequest
 from pointsman.domain.router import Router
 from pointsman.domain.worker import Worker
 from pointsman.errors import (
@@ -25,7 +26,7 @@ from pointsman.errors import (
 from pointsman.flow.attempts import attempts
 from pointsman.flow.cascade import Cascades
 from pointsman.flow.exchange import Exchange
-from pointsman.flow.handoff import Handoffs
+from pointsman.flow.handover import Handoffs
 from pointsman.flow.plan import plan
 from pointsman.net.asgi import AsgiServer
 from pointsman.net.calls import Calls
@@ -36,7 +37,9 @@ from pointsman.net.limits import DownstreamLimits, UpstreamLimits
 from pointsman.net.observer import Observer
 from pointsman.net.pool import Pool
 from pointsman.net.tokenizing import Tokenizing
+from pointsman.wire.apis import Api, api_of, is_messages
 from pointsman.wire.body import parse_request, says_model_once
+from pointsman.wire.form import boundary_of, parse_form
 from pointsman.wire.http1 import identity_of, render_request
 from pointsman.wire.replies import error_reply, model_reply, models_reply
 
@@ -125,7 +128,12 @@ class DataPlane:
         self._max_attempts = max_attempts
         self._affinity_bytes = affinity_bytes
         self._paths = {
-            path.encode(): (path, OPERATIONS.get(path, "other"), path == EMBEDDINGS)
+            path.encode(): (
+                path,
+                OPERATIONS.get(path, "other"),
+                path == EMBEDDINGS,
+                api_of(path),
+            )
             for path in paths
         }
 
@@ -140,13 +148,16 @@ class DataPlane:
         try:
             if known is None or request.method != b"POST":
                 return self._own(client, request, authorization, request_id, started)
-            path, operation, embeds = known
+            path, operation, embeds, api = known
             principal = self._admit(authorization, started)
             if not (principal.embed if embeds else principal.infer):
                 raise InsufficientScope(f"the key has no scope for {path}")
-            inference = parse_request(request.body, request_id, self._affinity_bytes)
+            if api.form:
+                inference = self._either(request, request_id, api)
+            else:
+                inference = parse_request(request.body, request_id, self._affinity_bytes, api)
             if principal.models:
-                self._check_model(principal, inference.model, request.body)
+                self._check_model(principal, inference, request.body)
         except GatewayError as error:
             self._refuse(client, request, error, request_id, started)
             return None
@@ -166,6 +177,8 @@ class DataPlane:
             trace,
             parent,
         )
+        if known_id is not None:
+            x.engine_id = f"{known_id}-{random_hex[48:60]}"
         if route is None or plain:
             story = attempts(x, self.router, self._max_attempts)
         else:
@@ -222,12 +235,22 @@ class DataPlane:
         client.finish(self._keep(request))
         return None
 
-    def _check_model(self, principal: Principal, model: str, body: bytes) -> None:
+    def _either(self, request: Request, request_id: str, api: Api) -> InferenceRequest:
+        """Read a form, or JSON, whichever the request says that it is."""
+        types = [value for name, value in request.headers if name == b"content-type"]
+        boundary = boundary_of(types[0]) if types else None
+        if boundary is None:
+            return parse_request(request.body, request_id, self._affinity_bytes, api)
+        if len(types) > 1:
+            raise BadRequest("there is more than one Content-Type")
+        return parse_form(request.body, boundary, request_id, api.path)
+
+    def _check_model(self, principal: Principal, asked: InferenceRequest, body: bytes) -> None:
         """Raise what a key that is for some models gets for this one."""
-        if not self.router.permits(principal.models, model):
+        if not self.router.permits(principal.models, asked.model):
             raise InsufficientScope("the key is not for this model")
-        # Of two, an engine may read the one that was not looked at here.
-        if not says_model_once(body):
+        # Of two, an engine may read the one that was not looked at here. A form with two was refused already.
+        if asked.model_at is None and not says_model_once(body):
             raise BadRequest("`model` must stand in the request once", param="model")
 
     def _mount_of(self, path: bytes) -> Mounted | None:
@@ -262,12 +285,13 @@ class DataPlane:
         models = self.router.models(self.deadlines.now())
         headers = b"x-request-id: %b\r\n" % request_id.encode()
         close = not self._keep(request)
+        messages = _speaks_messages(request)
         if listed:
-            return models_reply(models, headers, close=close)
+            return models_reply(models, headers, close=close, messages=messages)
         name = unquote(request.path[len(MODELS) + 1 :].decode("ascii", "replace"))
         route = self.router.table.lookup(name)
         model = name if route is None else route.model
-        return model_reply(model, models, headers, close=close)
+        return model_reply(model, models, headers, close=close, messages=messages)
 
     def _refuse(
         self,
@@ -288,7 +312,8 @@ class DataPlane:
         path = request.path.decode("ascii", "replace")
         took = self.deadlines.now() - started
         self.observer.answered(method, path, error.status, took, error.code or error.type)
-        reply = error_reply(error, headers, close=not keep)
+        messages = _speaks_messages(request)
+        reply = error_reply(error, headers, close=not keep, messages=messages)
         if request.method == b"HEAD":
             # Its answer ends with the head, whatever length that announces.
             reply = reply[: reply.index(b"\r\n\r\n") + 4]
@@ -301,3 +326,10 @@ class DataPlane:
 
     def _keep(self, request: Request) -> bool:
         return request.keep_alive and not self.draining
+
+
+def _speaks_messages(request: Request) -> bool:
+    """Tell whether the client is one of the Messages API, which says its version everywhere."""
+    return is_messages(request.path.decode("ascii", "replace")) or any(
+        name == b"anthropic-version" for name, _ in request.headers
+    )

@@ -41,11 +41,14 @@ from pointsman.flow.exchange import CLIENT_GONE, Exchange, Stage
 from pointsman.net.pool import Lane
 from pointsman.net.relay import Relay as Pump
 from pointsman.net.upstream import Upstream
+from pointsman.wire.apis import is_messages
 from pointsman.wire.body import with_fields, with_model
+from pointsman.wire.form import with_model_at
 from pointsman.wire.framing import payload
 from pointsman.wire.http1 import Framing, ResponseHead, render_response
 from pointsman.wire.replies import error_reply
 from pointsman.wire.shape import Chunked, Edit, Edited, Shape, Unchunked, edited_json, public_json
+from pointsman.wire.sse import ERROR_EVENT, MESSAGES_ERROR_EVENT
 
 if TYPE_CHECKING:
     from pointsman.net.dataplane import DataPlane
@@ -226,7 +229,12 @@ class Drive(Struct, eq=False):
             model = {"model": msgspec.json.encode(target.served_model)}
             body = with_fields(body, {**command.fields, **model})
         elif target.served_model != self.x.model:
-            body = with_model(body, target.served_model)
+            place = self.x.request.model_at
+            body = (
+                with_model(body, target.served_model)
+                if place is None
+                else with_model_at(body, place, target.served_model)
+            )
         path = b"%b?%b" % (request.path, request.query) if request.query else request.path
         self._lane = lane = self._plane.pool.lane(target.worker)
         self._sent_body = body
@@ -236,6 +244,9 @@ class Drive(Struct, eq=False):
         self.hold = command.hold
         if command.request_id:
             head = _renamed(head, self.x.request_id, command.request_id)
+        elif self.x.engine_id and target.worker.dialect != "tl":
+            # The contract of tl has engines know a request by the id that its client gave it.
+            head = _renamed(head, self.x.request_id, self.x.engine_id)
         self._sent_head = b"%b%d\r\n%b\r\n" % (lane.opening(path), len(body), head)
         upstream = lane.take()
         if upstream is not None:
@@ -298,6 +309,7 @@ class Drive(Struct, eq=False):
             deadlines=self._plane.deadlines,
             ended=self._pumped,
             tail=self.x.tail,
+            error_event=MESSAGES_ERROR_EVENT if is_messages(self.x.path) else ERROR_EVENT,
         )
         if self._client.paused:
             self._pump.pause()
@@ -406,7 +418,8 @@ class Drive(Struct, eq=False):
         x = self.x
         x.error = error.code or error.type
         headers = b"x-request-id: %b\r\n" % x.request_id.encode()
-        self._commit(error.status, error_reply(error, headers, close=not self._keep))
+        close, messages = not self._keep, is_messages(x.path)
+        self._commit(error.status, error_reply(error, headers, close=close, messages=messages))
         self._end()
 
     def _fail(self) -> None:
@@ -495,4 +508,6 @@ def _good(outcome: Outcome) -> bool:
 def _renamed(head: bytes, request_id: str, name: str) -> bytes:
     """Return a request head in which the worker reads another request id."""
     line = b"x-request-id: %b\r\n"
-    return head.replace(line % request_id.encode(), line % name.encode(), 1)
+    # The last one is ours: the value of a client's header may read like it.
+    before, _, after = head.rpartition(line % request_id.encode())
+    return before + line % name.encode() + after

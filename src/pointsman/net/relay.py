@@ -31,8 +31,9 @@ class Relay(asyncio.Protocol):
     """Pumps the rest of one committed answer.
 
     `write` is the client transport's; `chunked` says whether the client's framing is chunked; `ended` hears Done or
-    Broken, once. `gap_s` is the limit between two reads, `total` the moment when the whole request must be over. `tail`
-    gets the pieces as they pass, and keeps as many of the last as it holds.
+    Broken, once. `gap_s` is the limit between two reads, `total` the moment when the whole request must be over;
+    `error_event` ends a broken event stream. `tail` gets the pieces as they pass, and keeps as many of the last as it
+    holds.
     """
 
     __slots__ = (
@@ -41,6 +42,7 @@ class Relay(asyncio.Protocol):
         "_cut",
         "_deadlines",
         "_ended",
+        "_error_event",
         "_events",
         "_framing",
         "_gap_s",
@@ -71,6 +73,7 @@ class Relay(asyncio.Protocol):
         deadlines: Deadlines,
         ended: Callable[[Done | Broken], None],
         tail: deque[bytes] | None = None,
+        error_event: bytes = ERROR_EVENT,
     ) -> None:
         self._upstream = upstream
         self._cut = upstream.cut
@@ -85,6 +88,7 @@ class Relay(asyncio.Protocol):
         self._deadlines = deadlines
         self._ended = ended
         self._pieces = tail
+        self._error_event = error_event
         self._misses = 0
         self._touched = False
         self._paused = False
@@ -173,7 +177,7 @@ class Relay(asyncio.Protocol):
         self._close()
         if self._events and (self._chunked or self._framing is not Framing.COUNTED):
             gap = b"" if ends_event(self._tail()) else b"\n\n"
-            event = gap + ERROR_EVENT
+            event = gap + self._error_event
             self._write(chunk(event) + LAST_CHUNK if self._chunked else event)
         self._ended(Broken(why, told=self._events and self._chunked))
 

@@ -56,6 +56,7 @@ NOT_UPSTREAM = HOP_BY_HOP | {
     b"x-request-id",
 }
 NOT_DOWNSTREAM = HOP_BY_HOP | {b"content-length", b"x-request-id"}
+IDENTITY = frozenset((b"authorization", b"x-api-key", b"x-request-id"))
 INTERNAL = b"x-tl-"
 # What a Connection header may not take out of a message: without these the rest cannot be read.
 ESSENTIAL = frozenset((b"content-encoding", b"content-type"))
@@ -194,17 +195,27 @@ _parse_small = lru_cache(maxsize=KEPT_HEADS)(_parse)
 def identity_of(headers: Headers) -> tuple[str | None, bytes | None]:
     """Return the client's request id and its `Authorization`.
 
-    The id is the first that is 1 to 128 bytes, all of them visible ASCII. Of several `Authorization` headers, none
-    counts: whoever stands before the gateway may have looked at another one.
+    The id is the first that is 1 to 128 bytes, all of them visible ASCII. `X-API-Key`, which clients of the Messages
+    API send, is a bearer key too. Of several `Authorization` headers, or of two keys that differ, none counts: whoever
+    stands before the gateway may have looked at another one.
+
+    >>> identity_of([(b"x-api-key", b"sk-1"), (b"x-request-id", b"r")])
+    ('r', b'Bearer sk-1')
     """
-    request_id = authorization = None
+    request_id = authorization = key = None
     for name, value in headers:
-        if name == b"authorization":
-            authorization = value if authorization is None else b""
-        elif name == b"x-request-id" and request_id is None:
-            value = value.strip(b" \t")
-            if REQUEST_ID.fullmatch(value):
-                request_id = value.decode("ascii")
+        if name in IDENTITY:
+            if name == b"authorization":
+                authorization = value if authorization is None else b""
+            elif name == b"x-api-key":
+                key = value if key is None else b""
+            elif request_id is None:
+                value = value.strip(b" \t")
+                if REQUEST_ID.fullmatch(value):
+                    request_id = value.decode("ascii")
+    if key is not None:
+        bearer = b"Bearer %b" % key.strip(b" \t")
+        authorization = bearer if authorization in (None, bearer) else b""
     return request_id, authorization
 
 

@@ -1,4 +1,4 @@
-"""Server-Sent Events: the two events that the gateway writes itself, and a cutter for those who must look inside.
+"""Server-Sent Events: the events that the gateway writes itself, and a cutter for those who must look inside.
 
 The relay does not use the cutter: it forwards bytes. It is for the option that writes the public model id into every
 event, and for observers. Rules: WHATWG HTML, section 9.2 (lines end with CRLF, LF or CR; a blank line ends an event;
@@ -7,13 +7,28 @@ event, and for observers. Rules: WHATWG HTML, section 9.2 (lines end with CRLF, 
 
 import re
 
-__all__ = ["DONE", "ERROR_EVENT", "EventCut", "data_of", "ends_event", "ends_stream", "with_data"]
+__all__ = [
+    "DONE",
+    "ERROR_EVENT",
+    "MESSAGES_ERROR_EVENT",
+    "EventCut",
+    "data_of",
+    "ends_event",
+    "ends_stream",
+    "with_data",
+]
 
 DONE = b"[DONE]"
 
 ERROR_EVENT = (
     b'data: {"error":{"message":"the upstream stream failed","type":"server_error",'
     b'"param":null,"code":null}}\n\n'
+)
+
+# Clients of the Messages API know events by their names, and errors by the types of that API.
+MESSAGES_ERROR_EVENT = (
+    b'event: error\ndata: {"type":"error","error":{"type":"api_error",'
+    b'"message":"the upstream stream failed","param":null,"code":null}}\n\n'
 )
 
 BLANK_LINE = re.compile(rb"(?:\r\n|\r(?!\n)|\n){2}")
