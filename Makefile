@@ -1,7 +1,7 @@
-# Each target is one line; scripts/check and scripts/demo set up what they need by themselves.
+# Each target is one line; scripts/check, scripts/demo and scripts/interop set up what they need by themselves.
 BIN ?= .venv/bin
 
-.PHONY: setup fmt lint type test mutants check bench docs proto
+.PHONY: setup fmt lint type test mutants check interop bench docs proto
 
 setup:   ; scripts/setup dev engine otel plot tokenizers
 fmt:     ; $(BIN)/ruff format . && $(BIN)/ruff check --fix .
@@ -10,6 +10,7 @@ type:    ; $(BIN)/mypy
 test:    ; $(BIN)/pytest
 mutants: ; $(BIN)/python tests/mutants/run.py
 check:   ; scripts/check
+interop: ; scripts/interop
 bench:   ; $(BIN)/python bench/compare.py nginx sglang-router pointsman
 docs:    ; $(BIN)/pointsman config reference > docs/config.md && $(BIN)/pointsman admin reference > docs/admin.md
 proto:   ; $(BIN)/python -m pointsman.proto

@@ -1,0 +1,163 @@
+"""Two real vLLM behind `pointsman serve`, found by polling: what clients get, and what happens when one dies."""
+
+import asyncio
+import json
+import signal
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.anyio
+
+MODEL = "smollm2"
+CHAT_PATH = "/v1/chat/completions"
+TEXT_PATH = "/v1/completions"
+CHAT: dict[str, Any] = {
+    "model": MODEL,
+    "messages": [{"role": "user", "content": "Name three rivers of Europe."}],
+    "max_tokens": 16,
+    "temperature": 0,
+}
+TEXT: dict[str, Any] = {
+    "model": MODEL,
+    "prompt": "The longest river of Europe is",
+    "max_tokens": 12,
+    "temperature": 0,
+}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+FORCED = {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "weather"}}}
+STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
+ASKED = {
+    "chat": (CHAT_PATH, CHAT),
+    "chat with logprobs": (CHAT_PATH, {**CHAT, "logprobs": True, "top_logprobs": 2}),
+    "chat with a tool": (CHAT_PATH, {**CHAT, **FORCED, "max_tokens": 40}),
+    "completion": (TEXT_PATH, TEXT),
+    "completion with logprobs": (TEXT_PATH, {**TEXT, "logprobs": 2}),
+    "completion of tokens": (TEXT_PATH, {**TEXT, "prompt": [504, 3575, 282, 4649, 314]}),
+    "refused": (CHAT_PATH, {**CHAT, "temperature": -1}),
+}
+OF_ITS_OWN = {"id", "created", "created_at", "system_fingerprint", "usage"}
+"""What two answers to one request differ in; how much was cached is in `usage`."""
+
+
+def fleet(pair: Any, *, more: str = "") -> str:
+    workers = "".join(
+        f'[[gateway.workers]]\nid = "{name}"\nurl = "{engine.url}"\npoll_interval_s = 0.5\n'
+        for name, engine in zip(("a", "b"), pair, strict=True)
+    )
+    return f'[gateway]\nroute_policy = "affinity"\n{more}\n{workers}'
+
+
+def said(answer: Any) -> Any:
+    """What an answer comes to: its body or its events, without what is its own."""
+    if not answer.headers["content-type"].startswith("text/event-stream"):
+        return without_its_own(answer.json())
+    lines = [line for line in answer.text.split("\n") if line]
+    assert lines[-1] == "data: [DONE]"
+    return [without_its_own(json.loads(line.removeprefix("data: "))) for line in lines[:-1]]
+
+
+def without_its_own(said: Any) -> Any:
+    if isinstance(said, list):
+        return [without_its_own(each) for each in said]
+    if not isinstance(said, dict):
+        return said
+    kept = {key: without_its_own(value) for key, value in said.items() if key not in OF_ITS_OWN}
+    # A call's id is drawn anew.
+    if "function" in kept:
+        kept.pop("id", None)
+    return kept
+
+
+def total(engines: Iterable[Any], name: str) -> float:
+    return sum(engine.figure(name) for engine in engines)
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("name", ASKED)
+async def test_clients_get_what_the_engine_says(
+    pair: Any, front: Any, name: str, streamed: bool
+) -> None:
+    path, body = ASKED[name]
+    body = {**body, **(STREAMED if streamed else {})}
+    async with front(fleet(pair), unified=2) as gateway:
+        direct = await gateway.client.post(pair.prefill.url + path, json=body)
+        answer = await gateway.client.post(path, json=body)
+        assert answer.status_code == direct.status_code
+        assert said(answer) == said(direct)
+
+
+async def test_polling_finds_out_what_the_engines_are(pair: Any, front: Any) -> None:
+    async with front(fleet(pair), unified=2) as gateway:
+        (model,) = (await gateway.client.get("/v1/models")).json()["data"]
+        assert model["id"] == MODEL
+        assert model["max_model_len"] == 1024
+
+
+async def test_a_stream_has_usage_only_where_it_was_asked_for(pair: Any, front: Any) -> None:
+    async with front(fleet(pair), unified=2) as gateway:
+        for options, expected in ((STREAMED, 1), ({"stream": True}, 0)):
+            answer = await gateway.client.post(CHAT_PATH, json={**CHAT, **options})
+            assert answer.text.count('"usage":{"prompt_tokens"') == expected
+
+
+async def test_a_prompt_that_comes_again_finds_its_prefix_cache(pair: Any, front: Any) -> None:
+    system = " ".join(f"Rule {i}: answer with care." for i in range(20))
+    hits = total(pair, "vllm:prefix_cache_hits_total")
+    async with front(fleet(pair), unified=2) as gateway:
+        cached = []
+        for question in ("Who?", "What?", "Where?"):
+            messages = [
+                {"role": "system", "content": system},
+                {"role": "user", "content": question},
+            ]
+            answer = await gateway.client.post(CHAT_PATH, json={**CHAT, "messages": messages})
+            cached.append(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+    first, *later = cached
+    assert first == 0
+    assert min(later) >= 96
+    assert total(pair, "vllm:prefix_cache_hits_total") == hits + sum(later)
+
+
+async def test_what_a_client_left_is_not_computed_to_the_end(pair: Any, front: Any) -> None:
+    async with front(fleet(pair), unified=2) as gateway:
+        body = {**TEXT, "stream": True, "max_tokens": 900, "ignore_eos": True}
+        async with gateway.client.stream("POST", TEXT_PATH, json=body) as answer:
+            await anext(answer.aiter_bytes())
+        for _ in range(100):
+            if not total(pair, "vllm:num_requests_running"):
+                break
+            await asyncio.sleep(0.1)
+        assert total(pair, "vllm:num_requests_running") == 0
+
+
+async def test_an_engine_that_is_killed_fails_over_and_comes_back(pair: Any, front: Any) -> None:
+    async with front(fleet(pair), unified=2) as gateway:
+        # One after another, so that both are asked; then all at once while one of them dies.
+        bodies = [{**TEXT, "prompt": f"{i} is a number that"} for i in range(8)]
+        for body in bodies:
+            (await gateway.client.post(TEXT_PATH, json=body)).raise_for_status()
+        waiting = [
+            asyncio.create_task(gateway.client.post(TEXT_PATH, json={**body, "max_tokens": 24}))
+            for body in bodies
+        ]
+        await asyncio.sleep(0.5)
+        pair.decode.end(signal.SIGKILL)
+        try:
+            answers = await asyncio.gather(*waiting)
+            assert [answer.status_code for answer in answers] == [200] * len(bodies)
+            await gateway.settles('tl_gateway_workers{role="unified",state="healthy"}', 1)
+            for body in bodies:
+                (await gateway.client.post(TEXT_PATH, json=body)).raise_for_status()
+            assert await gateway.figure("tl_gateway_failovers_total") > 0
+        finally:
+            pair.decode.start()
+            await asyncio.to_thread(pair.decode.ready)
+        await gateway.settles('tl_gateway_workers{role="unified",state="healthy"}', 2)
