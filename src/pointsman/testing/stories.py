@@ -9,7 +9,18 @@ manager it checks that.
 from types import TracebackType
 from typing import Self
 
-from pointsman.flow.effects import Answer, Call, Command, Done, Flow, More, Relay, Result, Send
+from pointsman.flow.effects import (
+    Answer,
+    Both,
+    Call,
+    Command,
+    Done,
+    Flow,
+    More,
+    Relay,
+    Result,
+    Send,
+)
 from pointsman.wire.call import HttpCall
 from pointsman.wire.http1 import parse_response_head
 
@@ -60,6 +71,13 @@ class Dialogue:
         call = self.command.call
         where = call.path.decode() if isinstance(call, HttpCall) else call.method
         assert (where.rpartition("/")[2], call.worker.id) == (name, worker), (where, call.worker)
+        return self
+
+    def expects_both(self, prefill: str, decode: str) -> Self:
+        """The story asks two workers at once, the first one by a call."""
+        assert isinstance(self.command, Both), f"expected Both, got {self._now()}"
+        asked = (self.command.call.call.worker.id, self.command.send.target.worker.id)
+        assert asked == (prefill, decode), asked
         return self
 
     def expects_more(self) -> Self:
