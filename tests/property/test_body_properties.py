@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pointsman.errors import BadRequest
-from pointsman.wire.body import members, parse_request, with_fields, with_model
+from pointsman.wire.body import members, parse_request, with_fields, with_model, without_fields
 from pointsman.wire.shape import public_json
 
 SPACE = st.sampled_from(["", "", "", " ", "\n", "\t", "\r\n ", "  "])
@@ -146,6 +146,19 @@ def test_only_the_named_fields_change(
     assert changed.endswith(body[end:])
     if not fields.keys() & names:
         assert changed.startswith(body[:end])
+
+
+@given(objects(), st.sets(st.sampled_from(["model", "seed", "stream", ""])))
+def test_only_the_named_fields_go(parts: tuple[str, list[Member], str], names: set[str]) -> None:
+    body = written(parts)
+    left = without_fields(body, names)
+    kept = [member for member in parts[1] if member.name not in names]
+    if len(kept) == len(parts[1]):
+        assert left == body
+        return
+    before, _, after = parts
+    inner = ",".join(member.text() for member in kept)
+    assert left == f"{before}{{{inner}}}{after}".encode()
 
 
 @given(objects())

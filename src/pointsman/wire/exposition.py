@@ -35,7 +35,11 @@ def _lines(names: frozenset[str]) -> re.Pattern[bytes]:
     """Return a pattern of the lines of some metrics: name, labels, value. A line ends with a line feed, or is cut."""
     either = b"|".join(re.escape(name.encode()) for name in sorted(names))
     return re.compile(
-        rb"^[ \t]*+(" + either + rb")[ \t]*+(" + LABELS + rb")?+[ \t]*+([^\s{}#]++)[^\n]*+\n",
+        rb"^[ \t]*+("
+        + either
+        + rb")(?=[ \t{])[ \t]*+("
+        + LABELS
+        + rb")?+[ \t]*+([^\s{}#]++)[^\n]*+\n",
         re.MULTILINE,
     )
 
