@@ -41,7 +41,7 @@ class Name:
         self.lookups = 0
         self.told: list[list[str]] = []
         self.dns = Dns(
-            "engines:80", self.lookup, interval_s=5, now=self.clock.now, sleep=self.clock.sleep
+            "dns engines:80", self.lookup, interval_s=5, now=self.clock.now, sleep=self.clock.sleep
         )
 
     async def lookup(self) -> Iterable[Endpoint]:

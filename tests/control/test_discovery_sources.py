@@ -10,7 +10,6 @@ from pointsman.control.discovery.found import Found
 from pointsman.control.discovery.sources import Sources, SourceSpec
 from pointsman.domain.registry import STATIC, Registry, WorkerReport
 from pointsman.domain.worker import Role, Worker
-from pointsman.errors import BadRequest
 from pointsman.testing.clock import Clock
 
 pytestmark = pytest.mark.anyio
@@ -22,7 +21,7 @@ def found(*ids: str) -> list[Found]:
 
 def build(found: Found) -> Worker:
     if "bad" in found.labels:
-        raise BadRequest(found.labels["bad"])
+        raise ValueError(found.labels["bad"])
     if ":" not in found.address:
         raise ValueError("the port is missing")
     return Worker(
@@ -166,6 +165,23 @@ async def test_r02_an_id_of_somebody_else_is_left_out_and_taken_as_soon_as_it_is
     await fleet.clock.settle()
     assert fleet.ids() == {"two": ["a", "b", "beats", "listed"]}
     assert fleet.sources.left_out["two"] == {}
+    await fleet.sources.stop()
+
+
+async def test_a_retry_that_changes_nothing_says_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "pointsman.control.discovery")
+    fleet = Fleet()
+    await fleet.both()
+    fleet.one.tell(found("a", "b"))
+    fleet.two.tell(found("a"))
+    fleet.one.tell(found("a"))
+    before = len(caplog.records)
+    await fleet.clock.settle()
+    assert fleet.ids() == {"one": ["a"]}
+    assert len(caplog.records) == before
+    assert fleet.left_out == ["two"]
     await fleet.sources.stop()
 
 

@@ -225,6 +225,9 @@ async def test_workers_that_send_heartbeats_and_those_that_are_only_listed_are_n
     fleet.poller.start()
     await fleet.clock.advance(30)
     assert fleet.asked == []
+    fleet.lists()
+    fleet.registry.expire(30)
+    assert fleet.registry.snapshot() == ()
     await fleet.poller.stop()
 
 

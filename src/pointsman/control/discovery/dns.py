@@ -63,7 +63,7 @@ Lookup: TypeAlias = Callable[[], Awaitable[Iterable[Endpoint]]]
 class Dns:
     """The engines that a lookup finds, every `interval_s` seconds.
 
-    `name` is for log lines; `now` (monotonic) and `sleep` are in seconds.
+    `name` is what log lines call it; `now` (monotonic) and `sleep` are in seconds.
     """
 
     def __init__(
@@ -107,14 +107,14 @@ class Dns:
             return None
         self._answered = self._now()
         if self._failing:
-            logger.info("dns %s: it answers again", self._name)
+            logger.info("%s: it answers again", self._name)
             self._failing = ""
         return [Found(each.name, each.address) for each in sorted(endpoints)]
 
     def _fails(self, why: str) -> None:
         """Say why, once for each reason."""
         if why != self._failing:
-            logger.warning("dns %s: %s", self._name, why)
+            logger.warning("%s: %s", self._name, why)
             self._failing = why
 
 

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, Protocol
 from pointsman.control.discovery.found import Found
 from pointsman.domain.registry import InvalidReport, Registry
 from pointsman.domain.worker import Worker
-from pointsman.errors import BadRequest
 
 __all__ = ["Source", "SourceSpec", "Sources"]
 
@@ -37,8 +36,7 @@ class SourceSpec(NamedTuple):
     """A source as it is configured.
 
     `name` is its name in the registry ("dns engines.svc"), unique; `settings` are what it is made from: as long as they
-    are equal it is the same. `source` makes it, and `build` makes a worker of what it found, or raises ValueError
-    or BadRequest.
+    are equal it is the same. `source` makes it, and `build` makes a worker of what it found, or raises ValueError.
     """
 
     name: str
@@ -50,9 +48,11 @@ class SourceSpec(NamedTuple):
 class _Running:
     """A source at work."""
 
-    def __init__(self, spec: SourceSpec) -> None:
+    def __init__(
+        self, spec: SourceSpec, run: Callable[["_Running"], Coroutine[Any, Any, None]]
+    ) -> None:
         self.spec = spec
-        self.task: asyncio.Task[None] | None = None
+        self.task = asyncio.get_running_loop().create_task(run(self))
         self.found: list[Found] | None = None
         self.left_out: dict[str, str] = {}
 
@@ -95,7 +95,7 @@ class Sources:
         if len(wanted) < len(specs):
             raise ValueError("two sources have the same name")
         for name in self._running.keys() - wanted.keys():
-            self._end(self._running.pop(name))
+            self._running.pop(name).task.cancel()
             self._registry.set_listed(name, ())
             logger.info("source %s ended, and its workers left", name)
         for name, spec in wanted.items():
@@ -103,25 +103,20 @@ class Sources:
             if known is not None and known.spec.settings == spec.settings:
                 continue
             if known is not None:
-                self._end(known)
-            running = self._running[name] = _Running(spec)
-            running.task = asyncio.get_running_loop().create_task(self._run(running))
+                known.task.cancel()
+            self._running[name] = _Running(spec, self._run)
 
     async def stop(self) -> None:
         """End all sources. Their workers stay."""
         self._registry.on_leave.remove(self._somebody_left)
         if self._retrying is not None:
             self._retrying.cancel()
-        tasks = [each.task for each in self._running.values() if each.task is not None]
-        for running in self._running.values():
-            self._end(running)
+        tasks = [each.task for each in self._running.values()]
         self._running.clear()
+        for task in tasks:
+            task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-
-    def _end(self, running: _Running) -> None:
-        if running.task is not None:
-            running.task.cancel()
 
     async def _run(self, running: _Running) -> None:
         while True:
@@ -148,7 +143,7 @@ class Sources:
         for each in running.found or ():
             try:
                 workers.append(running.spec.build(each))
-            except (ValueError, BadRequest) as error:
+            except ValueError as error:
                 left_out[each.id] = str(error)
         try:
             self._registry.set_listed(name, workers)
