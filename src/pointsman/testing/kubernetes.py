@@ -25,6 +25,10 @@ PATH = re.compile(
 )
 
 
+PATIENCE_S = 20.0
+"""How long a test waits for what should come at once."""
+
+
 class Break(Enum):
     """What can become of a watch: `HANG` keeps its connection and tells nothing any more."""
 
@@ -190,12 +194,12 @@ class ApiServer:
 
     async def watched(self, count: int = 1) -> None:
         """Wait until so many watches are open."""
-        async with self._changed:
+        async with asyncio.timeout(PATIENCE_S), self._changed:
             await self._changed.wait_for(lambda: len(self._watches) == count)
 
     async def seen(self, count: int) -> None:
         """Wait until it was asked so many times."""
-        async with self._changed:
+        async with asyncio.timeout(PATIENCE_S), self._changed:
             await self._changed.wait_for(lambda: len(self.asked) >= count)
 
     def _tell(self, change: _Change) -> None:
@@ -212,14 +216,16 @@ class ApiServer:
             with suppress(ConnectionError, asyncio.IncompleteReadError):
                 while True:
                     head = (await reader.readuntil(b"\r\n\r\n")).decode()
-                    await self._answer(head, writer)
+                    await self._answer(head, reader, writer)
         except asyncio.CancelledError:
             writer.transport.abort()
         finally:
             self._tasks.discard(task)
             writer.close()
 
-    async def _answer(self, head: str, writer: asyncio.StreamWriter) -> None:
+    async def _answer(
+        self, head: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         line, *fields = head.split("\r\n")
         headers = dict(field.lower().split(": ", 1) for field in fields if field)
         url = urlsplit(line.split(" ")[1])
@@ -244,7 +250,10 @@ class ApiServer:
             kind = f"{match['group']}/{match['kind']}"
             selectors = query.get("labelSelector", ""), query.get("fieldSelector", "")
             wants = _Wanted(kind, match["namespace"], *selectors)
-            await (self._watch if watching else self._list)(wants, query, writer)
+            if watching:
+                await self._watch(wants, query, reader, writer)
+            else:
+                await self._list(wants, query, writer)
 
     async def _list(
         self, wants: _Wanted, query: Mapping[str, str], writer: asyncio.StreamWriter
@@ -262,7 +271,11 @@ class ApiServer:
         await _send(writer, 200, {"kind": "List", "metadata": meta, "items": found[first:end]})
 
     async def _watch(
-        self, wants: _Wanted, query: Mapping[str, str], writer: asyncio.StreamWriter
+        self,
+        wants: _Wanted,
+        query: Mapping[str, str],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> None:
         since = int(query["resourceVersion"])
         if since < self._forgotten:
@@ -277,6 +290,8 @@ class ApiServer:
         async with self._changed:
             self._changed.notify_all()
         how = Break.END
+        left = asyncio.get_running_loop().create_task(reader.read(1))
+        left.add_done_callback(lambda _: watch.lines.put_nowait(Break.RESET))
         try:
             async with asyncio.timeout(float(query["timeoutSeconds"])):
                 while isinstance(told := await watch.lines.get(), bytes):
@@ -287,6 +302,8 @@ class ApiServer:
             pass
         finally:
             self._watches.remove(watch)
+            left.cancel()
+            await asyncio.gather(left, return_exceptions=True)
             async with self._changed:
                 self._changed.notify_all()
         await _break(writer, how)
