@@ -168,8 +168,14 @@ def front(tmp_path: Path) -> Callable[..., object]:
             base = f"http://{host}:{port}"
             async with httpx.AsyncClient(base_url=base, timeout=300) as client:
                 running = Front(gateway, client)
-                for role, number in healthy.items():
-                    await running.settles(HEALTHY % role, number)
-                yield running
+                try:
+                    for role, number in healthy.items():
+                        await running.settles(HEALTHY % role, number)
+                    yield running
+                except BaseException as error:
+                    gateway.process.kill()
+                    assert gateway.process.stderr is not None
+                    error.add_note((await gateway.process.stderr.read()).decode()[-6000:])
+                    raise
 
     return run

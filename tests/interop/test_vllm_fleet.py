@@ -49,7 +49,7 @@ OF_ITS_OWN = {"id", "created", "created_at", "system_fingerprint", "usage"}
 
 def fleet(pair: Any, *, more: str = "") -> str:
     workers = "".join(
-        f'[[gateway.workers]]\nid = "{name}"\nurl = "{engine.url}"\npoll_interval_s = 0.5\n'
+        f'[[gateway.workers]]\nid = "{name}"\nurl = "{engine.url}"\npoll_interval_s = 0.5\npoll_timeout_s = 10\n'
         for name, engine in zip(("a", "b"), pair, strict=True)
     )
     return f'[gateway]\nroute_policy = "affinity"\n{more}\n{workers}'
@@ -77,7 +77,8 @@ def without_its_own(said: Any) -> Any:
 
 
 def total(engines: Iterable[Any], name: str) -> float:
-    return sum(engine.figure(name) for engine in engines)
+    figures: list[float] = [engine.figure(name) for engine in engines]
+    return sum(figures)
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
@@ -144,14 +145,16 @@ async def test_an_engine_that_is_killed_fails_over_and_comes_back(pair: Any, fro
         bodies = [{**TEXT, "prompt": f"{i} is a number that"} for i in range(8)]
         for body in bodies:
             (await gateway.client.post(TEXT_PATH, json=body)).raise_for_status()
-        waiting = [
-            asyncio.create_task(gateway.client.post(TEXT_PATH, json={**body, "max_tokens": 24}))
-            for body in bodies
-        ]
-        await asyncio.sleep(0.5)
-        pair.decode.end(signal.SIGKILL)
+
+        async def dies() -> None:
+            await asyncio.sleep(0.5)
+            pair.decode.end(signal.SIGKILL)
+
         try:
-            answers = await asyncio.gather(*waiting)
+            asks = [
+                gateway.client.post(TEXT_PATH, json={**body, "max_tokens": 24}) for body in bodies
+            ]
+            *answers, _ = await asyncio.gather(*asks, dies())
             assert [answer.status_code for answer in answers] == [200] * len(bodies)
             await gateway.settles('tl_gateway_workers{role="unified",state="healthy"}', 1)
             for body in bodies:

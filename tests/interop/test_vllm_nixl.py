@@ -1,4 +1,4 @@
-"""Hand-offs between two real vLLM over NIXL: the same answers, blocks that really travel, and none that stays behind."""
+"""Hand-offs between two real vLLM over NIXL: the same answers, blocks that really travel, and none left behind."""
 
 import asyncio
 import json
@@ -39,13 +39,13 @@ def asked(path: str, prompt: str, **more: Any) -> dict[str, Any]:
     what: dict[str, Any] = (
         {"prompt": prompt} if path == TEXT else {"messages": [{"role": "user", "content": prompt}]}
     )
-    return {"model": MODEL, "max_tokens": 24, **what, **more}
+    return {"model": MODEL, "max_tokens": 16, **what, **more}
 
 
 def disaggregated(prefill: str, decode: str) -> str:
     workers = "".join(
         f'[[gateway.workers]]\nid = "{role}"\nurl = "http://{address}"\nrole = "{role}"\n'
-        'dialect = "vllm"\nconnector = "nixl"\npoll_interval_s = 0.5\n'
+        'dialect = "vllm"\nconnector = "nixl"\npoll_interval_s = 0.5\npoll_timeout_s = 10\n'
         for role, address in (("prefill", prefill), ("decode", decode))
     )
     route = '[[gateway.routes]]\nmodel = "smollm2"\ntargets = ["disaggregated"]\n'
@@ -205,7 +205,7 @@ async def watched(pair: Any, front: Any) -> AsyncIterator[tuple[Any, Turnstile, 
 async def leaves(gateway: Any, body: dict[str, Any], when: asyncio.Event, after_s: float) -> None:
     """Ask, and close the connection so long after an event."""
     host, port = gateway.gateway.address
-    reader, writer = await asyncio.open_connection(host, port)
+    _, writer = await asyncio.open_connection(host, port)
     payload = json.dumps(body).encode()
     head = f"POST {TEXT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
     writer.write(f"{head}content-length: {len(payload)}\r\n\r\n".encode() + payload)
