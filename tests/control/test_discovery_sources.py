@@ -19,7 +19,7 @@ def found(*ids: str) -> list[Found]:
     return [Found(id, f"{id}:80") for id in ids]
 
 
-def build(found: Found) -> Worker:
+def build(found: Found, credentials: bytes = b"") -> Worker:
     if "bad" in found.labels:
         raise ValueError(found.labels["bad"])
     if ":" not in found.address:
@@ -29,6 +29,7 @@ def build(found: Found) -> Worker:
         model=found.labels.get("model", "m"),
         http_address=found.address,
         terminating=found.draining,
+        credentials=credentials,
     )
 
 
@@ -147,6 +148,29 @@ async def test_r02_a_worker_that_cannot_be_made_keeps_no_other_away(
     await fleet.sources.stop()
 
 
+async def test_r02_a_worker_that_was_taken_stays_as_it_was_while_it_makes_no_sense(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its key file may just be replaced. Where it moved, or is about to go, there is nothing to keep."""
+    fleet = Fleet()
+    await fleet.both()
+    why = {"bad": "api_key_file: it is not there"}
+    fleet.one.tell(found("a", "b"))
+    before = fleet.registry.snapshot()
+    for _ in range(3):
+        fleet.one.tell([Found("a", "a:80", why), *found("b")])
+        assert fleet.registry.snapshot() == before
+    assert [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING] == [
+        "source one: worker 'a' stays as it was: api_key_file: it is not there"
+    ]
+    fleet.one.tell([Found("a", "a:81", why), Found("b", "b:80", why, draining=True)])
+    assert fleet.ids() == {}
+    assert fleet.left_out == ["one", "one"]
+    fleet.one.tell(found("a", "b"))
+    assert fleet.ids() == {"one": ["a", "b"]}
+    await fleet.sources.stop()
+
+
 async def test_r02_an_id_of_somebody_else_is_left_out_and_taken_as_soon_as_it_is_free() -> None:
     fleet = Fleet()
     fleet.registry.set_static([Worker("listed", model="m", http_address="h:1")])
@@ -236,6 +260,22 @@ async def test_a_source_that_stays_the_same_in_a_reload_keeps_running() -> None:
     await fleet.both()
     assert (fleet.one.runs, fleet.one.running) == (1, 1)
     assert fleet.left == []
+    await fleet.sources.stop()
+
+
+async def test_in_a_reload_workers_are_built_again_and_a_new_key_makes_new_ones() -> None:
+    fleet = Fleet()
+    await fleet.both()
+    fleet.one.tell(found("a"))
+    (before,) = fleet.registry.snapshot()
+    await fleet.both()
+    assert fleet.registry.snapshot() == (before,)
+    keyed = fleet.spec("one")._replace(build=lambda found: build(found, b"authorization: b\r\n"))
+    await fleet.configure(keyed, fleet.spec("two"))
+    (after,) = fleet.registry.snapshot()
+    assert after is not before
+    assert after.credentials == b"authorization: b\r\n"
+    assert fleet.one.runs == 1
     await fleet.sources.stop()
 
 

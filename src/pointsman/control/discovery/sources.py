@@ -1,8 +1,9 @@
 """All sources of workers at once: one task for each, and its list becomes the workers of that source.
 
 A worker that cannot be taken (it makes no sense, or its id belongs to somebody else) is left out, with one log line,
-and keeps no other one away; it is tried again whenever somebody leaves the registry. A source that stays the same in a
-reload keeps running, and a source that fails begins again.
+and keeps no other one away; it is tried again whenever somebody leaves the registry. One that was taken before, and
+makes no sense now, stays as it was, unless it moved or drains: a key file that is being replaced shall cost no fleet. A
+source that stays the same in a reload keeps running, and a source that fails begins again.
 
 What a source is, and how a worker is made of what it found, comes from outside.
 """
@@ -54,7 +55,9 @@ class _Running:
         self.spec = spec
         self.task = asyncio.get_running_loop().create_task(run(self))
         self.found: list[Found] | None = None
+        self.made: dict[str, tuple[str, Worker]] = {}
         self.left_out: dict[str, str] = {}
+        self.kept: dict[str, str] = {}
 
 
 class Sources:
@@ -88,7 +91,8 @@ class Sources:
     def set(self, specs: Sequence[SourceSpec]) -> None:
         """Let these be the sources. Workers of those that are not among them leave; waits for nothing.
 
-        A source with new settings begins anew; its workers stay until it has found something. Raises ValueError for
+        A source with new settings begins anew; its workers stay until it has found something. One with the old ones
+        goes on, and its workers are built again, for what they are built from may have changed. Raises ValueError for
         two sources of one name; nothing is changed then.
         """
         wanted = {spec.name: spec for spec in specs}
@@ -101,6 +105,9 @@ class Sources:
         for name, spec in wanted.items():
             known = self._running.get(name)
             if known is not None and known.spec.settings == spec.settings:
+                known.spec = spec
+                if known.found is not None:
+                    self._take(known)
                 continue
             if known is not None:
                 known.task.cancel()
@@ -138,24 +145,34 @@ class Sources:
 
     def _take(self, running: _Running) -> int:
         """Let the workers of a source be those that it found and that can be taken; return how many they are."""
-        name, left_out = running.spec.name, dict[str, str]()
+        name, left_out, kept = running.spec.name, dict[str, str](), dict[str, str]()
+        made: dict[str, tuple[str, Worker]] = {}
         workers: list[Worker] = []
         for each in running.found or ():
             try:
-                workers.append(running.spec.build(each))
+                worker = running.spec.build(each)
             except ValueError as error:
-                left_out[each.id] = str(error)
+                address, worker_before = running.made.get(each.id, ("", None))
+                if worker_before is None or address != each.address or each.draining:
+                    left_out[each.id] = str(error)
+                    continue
+                kept[each.id] = str(error)
+                worker = worker_before
+            made[each.id] = each.address, worker
+            workers.append(worker)
+        running.made = made
         try:
             self._registry.set_listed(name, workers)
         except InvalidReport:
             workers, unfit = self._sound(name, workers)
             left_out |= unfit
             self._registry.set_listed(name, workers)
-        for id, why in left_out.items():
-            if running.left_out.get(id) != why:
-                logger.warning("source %s: worker %s is left out: %s", name, _shown(id), why)
-                self._on_left_out(name)
-        running.left_out = left_out
+        for id in _news(running.left_out, left_out):
+            logger.warning("source %s: worker %s is left out: %s", name, _shown(id), left_out[id])
+            self._on_left_out(name)
+        for id in _news(running.kept, kept):
+            logger.warning("source %s: worker %s stays as it was: %s", name, _shown(id), kept[id])
+        running.left_out, running.kept = left_out, kept
         return len(workers)
 
     def _sound(self, name: str, workers: Iterable[Worker]) -> tuple[list[Worker], dict[str, str]]:
@@ -190,6 +207,11 @@ class Sources:
                 taken = self._take(running)
                 if len(running.left_out) < before:
                     logger.info("source %s: %d workers now", running.spec.name, taken)
+
+
+def _news(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Return the ids of what was not said already."""
+    return [id for id, why in now.items() if before.get(id) != why]
 
 
 def _shown(id: str) -> str:
