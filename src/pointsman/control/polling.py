@@ -165,22 +165,19 @@ class Poller:
 
 def _tell(worker: Worker, before: Observation | None, seen: Observation) -> bool:
     """Log what changed about a worker, in one line; return whether something did."""
+    name = seen.model if seen.up and seen.model else worker.http_address
     if before is None or before.up != seen.up:
         if not seen.up:
-            logger.warning(
-                "worker %s (%s) is down: %s", worker.id, worker.http_address, seen.degraded
-            )
+            logger.warning("worker %s (%s) is down: %s", worker.id, name, seen.degraded)
         elif seen.degraded:
-            logger.warning(
-                "worker %s (%s) is up, degraded: %s", worker.id, seen.model, seen.degraded
-            )
+            logger.warning("worker %s (%s) is up, degraded: %s", worker.id, name, seen.degraded)
         else:
-            logger.info("worker %s (%s) is up", worker.id, seen.model)
+            logger.info("worker %s (%s) is up", worker.id, name)
         return True
     if not seen.up or before.degraded == seen.degraded:
         return False
     if seen.degraded:
-        logger.warning("worker %s (%s) is degraded: %s", worker.id, seen.model, seen.degraded)
+        logger.warning("worker %s (%s) is degraded: %s", worker.id, name, seen.degraded)
     else:
-        logger.info("worker %s (%s) is not degraded any more", worker.id, seen.model)
+        logger.info("worker %s (%s) is not degraded any more", worker.id, name)
     return True

@@ -1,0 +1,128 @@
+"""A gateway over engines that send no heartbeats: stand-ins of vLLM that it polls, on its own connections."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from pointsman.app import Gateway
+from pointsman.config import StaticWorker, WorkerFile
+from pointsman.domain.worker import Worker
+from pointsman.testing.client import Client, post
+from pointsman.testing.engines import FakeVllm
+from pointsman.testing.gateways import running
+from pointsman.testing.handoffs import Say
+
+pytestmark = pytest.mark.anyio
+
+KEY = "sk-of-the-engine"
+
+
+class Watched:
+    """A gateway, looked at until something holds."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+
+    def worker(self, id: str) -> Worker | None:
+        found = [each for each in self.gateway.registry.snapshot() if each.id == id]
+        return found[0] if found else None
+
+    async def until(self, holds: Callable[[Worker], object], id: str = "a") -> Worker:
+        """Wait until something holds for a worker, and return it."""
+        for _ in range(1000):
+            if (worker := self.worker(id)) is not None and holds(worker):
+                return worker
+            await asyncio.sleep(0.02)
+        raise TimeoutError(f"{self.worker(id)} never got there")
+
+    async def chat(self, model: str = "m") -> int:
+        """Ask for a chat, and return the status."""
+        messages = [{"role": "user", "content": "hi"}]
+        body = {"model": model, "messages": messages, "max_tokens": 4}
+        async with Client(self.gateway.address) as client:
+            return (await client.ask(post(body))).status
+
+
+@asynccontextmanager
+async def watched(**options: Any) -> AsyncIterator[Watched]:
+    async with running(**options) as gateway:
+        yield Watched(gateway)
+
+
+def listed(engine: FakeVllm, path: str = "", **options: Any) -> StaticWorker:
+    url = f"http://{engine.http.address}{path}"
+    return StaticWorker(id=engine.name, url=url, poll_interval_s=0.1, **options)
+
+
+async def test_r12_probes_have_the_key_and_the_base_path_of_the_worker_and_so_have_requests(
+    tmp_path: Path,
+) -> None:
+    key = tmp_path / "key"
+    key.write_text(KEY + "\n")
+    async with FakeVllm("a") as engine:
+        engine.key, engine.base = KEY, "/engine"
+        engine.load.waiting = 3
+        async with watched(listed=[listed(engine, "/engine", api_key_file=str(key))]) as seen:
+            worker = await seen.until(lambda worker: worker.up)
+            assert (worker.dialect, worker.model, worker.degraded) == ("vllm", "m", "")
+            assert worker.queue_depth == 3
+            assert await seen.chat() == 200
+
+
+async def test_r13_without_the_key_the_worker_says_so_and_a_configured_model_is_routed() -> None:
+    async with FakeVllm("a") as engine, FakeVllm("b") as other:
+        engine.key = other.key = KEY
+        workers = [
+            listed(engine),
+            listed(other, model="m", dialect="vllm"),
+        ]
+        async with watched(listed=workers) as seen:
+            auto = await seen.until(lambda worker: worker.up)
+            assert auto.degraded == "models 401, its model is not known"
+            known = await seen.until(lambda worker: worker.up, "b")
+            assert "health 401: credentials" in known.degraded
+            assert await seen.chat() == 401  # The engine's own word, for it was asked.
+
+
+async def test_r14_a_gateway_starts_without_its_engines_and_takes_them_when_they_appear() -> None:
+    async with FakeVllm("a") as engine, FakeVllm("b") as other:
+        engine.ready = False
+        workers = [listed(engine, model="m", dialect="vllm"), listed(other, model="n")]
+        async with watched(listed=workers) as seen:
+            await seen.until(lambda worker: worker.degraded.startswith("health 503"))
+            assert await seen.chat() == 503
+            engine.ready = True
+            await seen.until(lambda worker: worker.up)
+            assert await seen.chat() == 200
+
+
+async def test_r17_b02_a_file_of_workers_is_followed_and_load_that_is_missing_is_said(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "engines.json"
+
+    def list_only(engine: FakeVllm) -> None:
+        labels = {"id": engine.name}
+        new = tmp_path / "new"
+        new.write_bytes(msgspec.json.encode([{"targets": [engine.http.address], "labels": labels}]))
+        new.replace(file)
+
+    async with FakeVllm("a") as engine, FakeVllm("b") as other:
+        list_only(engine)
+        other.says["/metrics"] = other.says["/load"] = Say(404, {"detail": "Not Found"})
+        options = WorkerFile(file=str(file), poll_interval_s=0.1)
+        async with watched(worker_files=(options,)) as seen:
+            assert (await seen.until(lambda worker: worker.up)).source == f"file {file}"
+            list_only(other)
+            degraded = await seen.until(lambda worker: worker.up, "b")
+            assert "metrics 404" in degraded.degraded
+            assert seen.worker("a") is None
+            probed = engine.seen("probed")
+            await other.reached("probed", other.seen("probed") + 8)
+            assert engine.seen("probed") == probed
+            assert await seen.chat() == 200
