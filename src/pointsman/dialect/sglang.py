@@ -138,6 +138,8 @@ class SgLang:
         tokens = load.tokens or info.max_total_num_tokens
         pages = None if not tokens else tokens // max(info.page_size or 1, 1)
         no_metrics = fault_of("metrics", answers, METRICS)
+        if RUNNING not in found and METRICS in answers and not no_metrics:
+            no_metrics = f"metrics: no {RUNNING}"
         return Reading(
             ready,
             why,
@@ -190,7 +192,8 @@ def _load(answers: Mapping[str, Probed], found: Mapping[str, list[Sample]]) -> t
     fault = fault_of("load", answers, *LOADS) if body is None else "load: no ranks in the answer"
     if RUNNING in found and WAITING in found:
         usage = fullest(sample.value for sample in found.get(USAGE, ()))
-        return Load(total(found[RUNNING]), total(found[WAITING]), usage), ""
+        fault += ", read from /metrics" if fault else ""
+        return Load(total(found[RUNNING]), total(found[WAITING]), usage), fault
     return Load(), fault
 
 

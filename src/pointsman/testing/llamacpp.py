@@ -26,6 +26,7 @@ class Setting(msgspec.Struct, frozen=True):
     alias: str = "smol"
     api_key: str = ""
     embeddings: bool = False
+    introspection: bool = True
 
 
 @contextlib.contextmanager
@@ -60,7 +61,8 @@ def serve(setting: Setting) -> None:
     params.n_ctx = setting.context * setting.slots
     params.n_parallel = setting.slots
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
-    params.endpoint_metrics = params.endpoint_slots = params.endpoint_props = True
+    params.endpoint_metrics = params.endpoint_slots = setting.introspection
+    params.endpoint_props = True
     params.use_jinja = True
     params.model_alias = {setting.alias}
     params.embedding = setting.embeddings
