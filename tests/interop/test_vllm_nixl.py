@@ -147,7 +147,7 @@ async def test_who_was_handed_over_gets_the_answer_of_a_warm_unified_worker(
     body = asked(path, story(), **SAMPLINGS[sampling], return_token_ids=True, stream=streamed)
     pulled, expired = pair.decode.figure(PULLED), pair.prefill.figure(EXPIRED)
     config = disaggregated(pair.prefill.address, pair.decode.address)
-    async with front(config, prefill=1, decode=1) as gateway:
+    async with front(config) as gateway:
         answer = await gateway.client.post(path, json=body)
         assert answer.status_code == 200, answer.text
         assert await gateway.figure(HANDED_OVER) == 1
@@ -161,7 +161,7 @@ async def test_who_was_handed_over_gets_the_answer_of_a_warm_unified_worker(
 
 async def test_the_gateway_tells_what_was_pulled(pair: Any, front: Any) -> None:
     config = disaggregated(pair.prefill.address, pair.decode.address)
-    async with front(config, prefill=1, decode=1) as gateway:
+    async with front(config) as gateway:
         answer = await gateway.client.post(TEXT, json=asked(TEXT, story()))
         prompt_tokens = answer.json()["usage"]["prompt_tokens"]
         assert (
@@ -174,12 +174,15 @@ async def test_a_prompt_that_is_too_long_is_refused_with_the_words_of_the_engine
 ) -> None:
     expired = pair.prefill.figure(EXPIRED)
     config = disaggregated(pair.prefill.address, pair.decode.address)
-    async with front(config, prefill=1, decode=1) as gateway:
+    async with front(config) as gateway:
         # The prefill worker sees that the prompt does not fit, the decode worker that the answer does not.
-        for body in (asked(TEXT, "word " * 1100), asked(TEXT, "word " * 900, max_tokens=500)):
+        for body, words in (
+            (asked(TEXT, "word " * 1100), "maximum context length is 1024"),
+            (asked(TEXT, story(), max_tokens=4000), "max_tokens=4000 cannot be greater"),
+        ):
             answer = await gateway.client.post(TEXT, json=body)
             assert answer.status_code == 400, answer.text
-            assert "maximum context length is 1024" in answer.json()["error"]["message"]
+            assert words in answer.json()["error"]["message"]
         await nothing_stays(pair, expired)
 
 
@@ -191,7 +194,7 @@ async def watched(pair: Any, front: Any) -> AsyncIterator[tuple[Any, Turnstile, 
     async with (
         before.opened() as prefill,
         between.opened() as decode,
-        front(disaggregated(prefill, decode), prefill=1, decode=1) as gateway,
+        front(disaggregated(prefill, decode)) as gateway,
     ):
         yield gateway, before, between
         await nothing_stays(pair, expired)
@@ -208,11 +211,14 @@ async def leaves(gateway: Any, body: dict[str, Any], when: asyncio.Event, after_
     _, writer = await asyncio.open_connection(host, port)
     payload = json.dumps(body).encode()
     head = f"POST {TEXT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-    writer.write(f"{head}content-length: {len(payload)}\r\n\r\n".encode() + payload)
-    await asyncio.wait_for(when.wait(), WITHIN_S)
-    await asyncio.sleep(after_s)
-    writer.close()
-    await writer.wait_closed()
+    try:
+        writer.write(f"{head}content-length: {len(payload)}\r\n\r\n".encode() + payload)
+        async with asyncio.timeout(WITHIN_S):
+            await when.wait()
+        await asyncio.sleep(after_s)
+    finally:
+        writer.close()
+        await writer.wait_closed()
 
 
 async def test_a_client_that_leaves_before_the_prefill_leaves_nothing(
