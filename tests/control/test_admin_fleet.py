@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from pointsman.domain.observation import Observation
 from pointsman.domain.routes import Backend, Route
 from pointsman.domain.worker import ServedModel, Worker
 from pointsman.testing.admin import Operated, Operator
@@ -146,6 +147,60 @@ async def test_workers_are_listed_by_model_and_only_while_they_live(
     assert [worker["worker_id"] for worker in listed["data"]] == ["b"]
     gateway.now += gateway.registry.lifetime_s
     assert (await operator.get("/admin/v1/workers"))["data"] == []
+
+
+async def test_an_adapter_is_a_model_of_the_workers_that_loaded_it(
+    gateway: Operated, operator: Operator
+) -> None:
+    gateway.beat("a", "m", served=(ServedModel("m"), ServedModel("fr", "m")))
+    gateway.beat("b", "m")
+    listed = await operator.get("/admin/v1/workers?model=fr")
+    assert [worker["worker_id"] for worker in listed["data"]] == ["a"]
+    models = (await operator.get("/admin/v1/models"))["data"]
+    assert [(each["model"], each["workers"], each["routable"]) for each in models] == [
+        ("fr", 1, 1),
+        ("m", 2, 2),
+    ]
+
+
+async def test_a_polled_worker_is_shown_as_polling_found_it_and_never_with_its_key(
+    gateway: Operated, operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENGINE_KEY", "sk-not-for-your-eyes")
+    wanted = {"url": "https://h:8000/x", "api_key_env": "ENGINE_KEY", "capacity": 3}
+    wanted |= {"dialect": "auto", "poll_interval_s": 0.5, "poll_timeout_s": 0.25}
+    put = await operator.ask("PUT", "/admin/v1/workers/s", wanted)
+    assert put.status == 201
+    shown = msgspec.json.decode(put.body)
+    assert (shown["up"], shown["polled"], shown["models"], shown["dialect"]) == (
+        False,
+        True,
+        [],
+        "",
+    )
+    assert (shown["last_heartbeat_unix_ms"], shown["source"]) == (0, "static")
+    assert (await operator.get("/admin/v1/models"))["data"] == []
+    (worker,) = gateway.registry.snapshot()
+    assert worker.credentials == b"authorization: Bearer sk-not-for-your-eyes\r\n"
+    assert (worker.poll_interval_s, worker.poll_timeout_s) == (0.5, 0.25)
+    seen = Observation(
+        up=True, dialect="vllm", model="m", degraded="metrics 404", kv_usage=0.25, max_model_len=64
+    )
+    gateway.registry.observe(worker, seen, gateway.now)
+    listed = await operator.ask("GET", "/admin/v1/workers")
+    assert b"not-for-your-eyes" not in put.body + listed.body
+    (shown,) = msgspec.json.decode(listed.body)["data"]
+    assert (shown["up"], shown["dialect"], shown["models"]) == (True, "vllm", ["m"])
+    assert (shown["degraded"], shown["kv_usage"], shown["max_model_len"]) == (
+        "metrics 404",
+        0.25,
+        64,
+    )
+    assert (shown["capacity"], shown["kv_total_blocks"]) == (3, 3)
+    assert shown["last_heartbeat_unix_ms"] > 0
+    gateway.registry.observe(worker, msgspec.structs.replace(seen, up=False), gateway.now)
+    (shown,) = (await operator.get("/admin/v1/workers"))["data"]
+    assert shown["up"] is False
 
 
 async def test_requests_of_a_worker_that_is_gone_are_still_left(

@@ -12,6 +12,7 @@ from pointsman.config.engines import EngineOptions, NamedDialect
 from pointsman.config.option import fields_of, option
 from pointsman.config.reading import from_text, read_value
 from pointsman.config.values import ConfigError, Surface, Unusable
+from pointsman.config.words import allowed, shown
 from pointsman.domain.worker import Role, Worker
 
 __all__ = ["DnsSource", "KubernetesSource", "SourceOptions", "WorkerFile"]
@@ -53,8 +54,9 @@ class SourceOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_o
                 kind = fields[label].type
                 try:
                     values[label] = read_value(kind, from_text(kind, labels[label]), label)
-                except ConfigError as error:
-                    raise Unusable(label, str(error)) from None
+                except ConfigError:
+                    why = f"the label is {shown(labels[label])}: expected {allowed(kind)}"
+                    raise Unusable(label, why) from None
         return structs.replace(self, **values)
 
     def found(

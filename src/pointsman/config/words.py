@@ -50,12 +50,17 @@ def _in_words(kind: inspect.Type) -> str:
 
 def _range(kind: inspect.IntType | inspect.FloatType) -> str:
     if kind.ge is not None and kind.le is not None:
-        return f" in {kind.ge:g}..{kind.le:g}"
+        return f" in {_number(kind.ge)}..{_number(kind.le)}"
     if kind.ge is not None:
         return f" of at least {kind.ge:g}"
     if kind.gt is not None:
         return f" above {kind.gt:g}"
     return ""
+
+
+def _number(value: float) -> str:
+    # The general format would write a billion as a power of ten.
+    return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 def unknown(where: str, what: str, name: str, valid: Mapping[str, object]) -> ConfigError:

@@ -32,7 +32,7 @@ from pointsman.domain.worker import Role
 LOOPBACK = 'listen = "127.0.0.1:0"'
 CHAT = '[[gateway.routes]]\nmodel = "chat"\n'
 WORKER = '[[gateway.workers]]\nid = "a"\nurl = "http://h:8000"\nmodel = "m"\n'
-REFERENCE = Path(__file__).parents[1] / "docs" / "config.md"
+REFERENCE = Path(__file__).parents[2] / "docs" / "config.md"
 
 
 def read(tmp_path: Path, text: str, *sets: str, **environ: str) -> Config:
