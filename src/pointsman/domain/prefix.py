@@ -80,7 +80,6 @@ def render_prefix(
     prompt: bytes | msgspec.Raw | None,
     messages: bytes | msgspec.Raw | None,
     limit: int = 64,
-    *,
     system: bytes | msgspec.Raw | None = None,
     tools: bytes | msgspec.Raw | None = None,
 ) -> bytes:

@@ -53,9 +53,7 @@ class InferenceRequest(msgspec.Struct, eq=False, gc=False):
         key = self._prefix_key
         if key is None:
             key = render_prefix(
-                *(self.prompt, self.messages, self.affinity_bytes),
-                system=self.system,
-                tools=self.tools,
+                self.prompt, self.messages, self.affinity_bytes, self.system, self.tools
             )
             self._prefix_key = key
         return key

@@ -5,7 +5,7 @@ leaves out the workers that already failed this request, and lets the policy pic
 sends nothing; trying again is the caller's business (with the failed workers in `excluded`), and so are cascades.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -28,6 +28,7 @@ UNIFIED_ONLY: Sequence[str] = ("unified",)
 NAMED = 16
 """How many workers an error names at most."""
 
+NO_CONNECTORS: frozenset[str] = frozenset()
 ANY_PATH: Mapping[str, frozenset[str]] = {}
 
 KEPT = 1024
@@ -194,13 +195,13 @@ class Router:
                 if len(route.backends) > 1:
                     reason = "canary"
         lacked = request.path in self._lacked
-        connectors: set[str] = set()
+        connectors = NO_CONNECTORS
         if "disaggregated" in targets:
             both = (
                 *registry.routable(served, Role.PREFILL),
                 *registry.routable(served, Role.DECODE),
             )
-            connectors = {each for each in map(connector_of, both) if handoff(each)}
+            connectors = frozenset(each for each in map(connector_of, both) if handoff(each))
             if not connectors:
                 # One worker has to do all of it, and a decode worker where there is no other.
                 targets = sorted(targets, key="unified".__ne__)
@@ -326,7 +327,7 @@ def _serves_itself(route: Route) -> bool:
 
 
 def _able(
-    connectors: set[str], prefills: tuple[Worker, ...], decodes: tuple[Worker, ...]
+    connectors: Set[str], prefills: tuple[Worker, ...], decodes: tuple[Worker, ...]
 ) -> tuple[tuple[Worker, ...], tuple[Worker, ...]]:
     """Return the prefill and the decode workers that can hand a request over to each other."""
     mutual = connectors & {connector_of(each) for each in prefills}
@@ -334,7 +335,7 @@ def _able(
     return _by(mutual, prefills), _by(mutual, decodes)
 
 
-def _by(connectors: set[str], workers: tuple[Worker, ...]) -> tuple[Worker, ...]:
+def _by(connectors: Set[str], workers: tuple[Worker, ...]) -> tuple[Worker, ...]:
     able = tuple([worker for worker in workers if connector_of(worker) in connectors])
     return able if len(able) < len(workers) else workers
 
