@@ -45,14 +45,14 @@ def lacks_path(status: int, body: bytes) -> bool:
         return True
     if status not in (NO_PATH, NO_SUPPORT):
         return False
-    try:
-        said = readable(decode_said, body)
-    except msgspec.ValidationError:
-        # JSON of some other shape, which somebody made for this request.
-        return False
-    except (msgspec.DecodeError, RecursionError):
+    if not body.lstrip().startswith(b"{"):
         # A page or a line of text, or nothing: what a server says before any API is reached.
         return True
+    try:
+        said = readable(decode_said, body)
+    except (msgspec.DecodeError, RecursionError):
+        # An object of some other shape, which somebody made for this request.
+        return False
     error = said.error
     message = error.message if isinstance(error, _Error) else error or said.detail
     if status == NO_PATH:
