@@ -11,8 +11,8 @@ from pointsman.domain.registry import Registry, WorkerReport
 from pointsman.domain.request import InferenceRequest
 from pointsman.domain.router import Router
 from pointsman.domain.routes import Backend, Route, RouteTable, Step
-from pointsman.domain.worker import Worker
-from pointsman.errors import InvalidRoutes, ModelNotFound, NoCapacity
+from pointsman.domain.worker import ServedModel, Worker
+from pointsman.errors import InvalidRoutes, ModelNotFound, NoCapacity, UnsupportedEndpoint
 
 RULE = "mean_logprob > -1.2"
 
@@ -387,3 +387,132 @@ def test_a_target_shows_where_it_goes() -> None:
     registry, router = fleet()
     beat(registry, "a")
     assert repr(router.route(request(), now=0.0)) == "<Target a smol load>"
+
+
+SERVES = {"vllm": frozenset(("/chat", "/rerank")), "llamacpp": frozenset(("/chat", "/count"))}
+
+
+def typed(*workers: tuple[str, str]) -> tuple[dict[str, Worker], Router]:
+    """Return workers of one model, given as id and dialect, and a router that knows what dialects serve."""
+    registry = Registry()
+    made = {
+        name: Worker(name, model="m", http_address=f"{name}:80", dialect=dialect, static=True)
+        for name, dialect in workers
+    }
+    for worker in made.values():
+        registry.add(worker)
+    return made, Router(registry, LeastOutstanding(), RouteTable(), SERVES)
+
+
+def asked(path: str) -> InferenceRequest:
+    return InferenceRequest("m", "r1", path=path)
+
+
+@pytest.mark.parametrize(
+    ("path", "candidates"),
+    [
+        ("/chat", "abcd"),
+        ("/rerank", "bcd"),
+        ("/count", "acd"),
+        # What no dialect knows, anybody may serve.
+        ("/mine", "abcd"),
+        ("", "abcd"),
+    ],
+)
+def test_workers_whose_dialect_lacks_the_path_are_not_asked(path: str, candidates: str) -> None:
+    _, router = typed(("a", "llamacpp"), ("b", "vllm"), ("c", ""), ("d", "openai"))
+    target = router.route(asked(path), now=0.0)
+    assert "".join(worker.id for worker in target.candidates) == candidates
+    # The same tuple again: policies recognise it by identity.
+    assert router.route(asked(path), now=0.0).candidates is target.candidates
+
+
+def test_a_worker_that_turned_out_to_lack_a_path_gets_no_more_of_it() -> None:
+    workers, router = typed(("a", ""), ("b", ""))
+    router.lack(workers["a"], "/mine")
+    assert router.route(asked("/mine"), now=0.0).worker.id == "b"
+    assert router.route(asked("/chat"), now=0.0).worker.id == "a"
+    # Until its next life.
+    workers["a"].lacks.clear()
+    assert router.route(asked("/mine"), now=0.0).worker.id == "a"
+
+
+def test_where_nobody_serves_a_path_the_client_is_told_who_does_not() -> None:
+    workers, router = typed(("b", ""), ("a", "llamacpp"), ("c", "vllm"))
+    for name in "bc":
+        router.lack(workers[name], "/rerank")
+    with pytest.raises(UnsupportedEndpoint) as refused:
+        router.route(asked("/rerank"), now=0.0)
+    assert (refused.value.status, refused.value.code) == (404, "unsupported_endpoint")
+    assert refused.value.message == (
+        "no worker of the model 'm' serves /rerank: a (llamacpp), b, c (vllm)"
+    )
+    # Also where they were asked for this request.
+    with pytest.raises(UnsupportedEndpoint):
+        router.route(asked("/rerank"), [workers["b"]], now=0.0)
+
+
+def test_a_worker_that_failed_may_serve_the_path_another_time() -> None:
+    workers, router = typed(("a", "llamacpp"), ("b", "vllm"))
+    with pytest.raises(NoCapacity):
+        router.route(asked("/rerank"), [workers["b"]], now=0.0)
+
+
+def test_a_long_list_of_those_that_lack_a_path_is_cut() -> None:
+    _, router = typed(*((f"w{number:02}", "llamacpp") for number in range(20)))
+    with pytest.raises(UnsupportedEndpoint, match=r"w15 \(llamacpp\) and 4 more"):
+        router.route(asked("/rerank"), now=0.0)
+
+
+def test_a_path_for_a_model_that_nobody_has_is_no_matter_of_the_path() -> None:
+    _, router = typed()
+    with pytest.raises(ModelNotFound):
+        router.route(asked("/rerank"), now=0.0)
+
+
+def test_the_lists_of_those_that_serve_a_path_do_not_grow_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pointsman.domain.router.KEPT", 1)
+    workers, router = typed(("a", ""), ("b", ""))
+    for path in ("/one", "/two", "/one"):
+        router.lack(workers["a"], path)
+        assert router.route(asked(path), now=0.0).worker.id == "b"
+
+
+def test_decode_workers_that_lack_the_path_take_no_hand_off() -> None:
+    registry, router = fleet(Route("m", targets=("disaggregated",)))
+    beat(registry, "p", role="prefill", model="m")
+    decode = beat(registry, "d", role="decode", model="m")
+    router.lack(decode, "/mine")
+    with pytest.raises(UnsupportedEndpoint, match=r"d \(tl\)"):
+        router.route(asked("/mine"), now=0.0)
+
+
+def test_h18_models_are_the_union_with_what_is_known_of_them() -> None:
+    routes = (
+        Route("chat", backends=(Backend("smol", 0.5), Backend("large", 0.5))),
+        Route("auto", cascade=(Step("smol", RULE), Step("large"))),
+        Route("smol", aliases=("s",)),
+        Route("idle"),
+    )
+    registry, router = fleet(*routes)
+    adapter = ServedModel("fr", "smol", 2048)
+    for name, model, length, served in (
+        ("b", "smol", 4096, (adapter,)),
+        ("a", "smol", 2048, ()),
+        ("c", "large", 8192, ()),
+    ):
+        registry.beat(
+            WorkerReport(name, f"{name}:80", model, served=served, max_model_len=length), 0.0
+        )
+    listed = [
+        ServedModel("auto", "", 2048),
+        ServedModel("chat", "", 2048),
+        ServedModel("fr", "smol", 2048),
+        ServedModel("idle"),
+        ServedModel("large", "", 8192),
+        ServedModel("smol", "", 2048),
+    ]
+    assert router.models(0.0) == listed
+    assert router.models(0.0) == listed

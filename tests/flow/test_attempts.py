@@ -12,10 +12,10 @@ from pointsman.domain.request import InferenceRequest
 from pointsman.domain.router import Router
 from pointsman.domain.routes import Backend, Route, RouteTable
 from pointsman.domain.worker import Worker
-from pointsman.errors import ModelNotFound, NoCapacity, UpstreamTimeout
-from pointsman.flow.attempts import attempts
+from pointsman.errors import ModelNotFound, NoCapacity, UnsupportedEndpoint, UpstreamTimeout
+from pointsman.flow.attempts import Asked, ask, attempts, relay
 from pointsman.flow.effects import Answer, Broken, ClientGone, Done, Lost, Relay, Result, Send, Why
-from pointsman.flow.exchange import Exchange, Stage
+from pointsman.flow.exchange import Attempt, Exchange, Stage
 from pointsman.testing.stories import Dialogue, answer
 from pointsman.wire.http1 import parse_response_head
 
@@ -47,7 +47,7 @@ class Fleet:
 
     def exchange(self, model: str = "m") -> Exchange:
         return Exchange(
-            InferenceRequest(model, "r1"),
+            InferenceRequest(model, "r1", path="/v1/chat/completions"),
             path="/v1/chat/completions",
             operation="chat",
             started=10.0,
@@ -354,3 +354,100 @@ class TestTheVocabulary:
     def test_results_show_what_they_are(self) -> None:
         assert repr(answer(200)) == "Answer(200)"
         assert repr(Lost(Why.REFUSED, "x")) == "Lost(refused, 'x')"
+
+
+NO_PATH = answer(404, b'{"detail":"Not Found"}')
+NO_MODEL = answer(404, b'{"error":{"message":"The model `m` does not exist.","code":404}}')
+
+
+def test_a_worker_without_the_path_is_passed_over_and_is_no_attempt() -> None:
+    fleet = Fleet("abcde", max_attempts=2)
+    with fleet.dialogue() as story:
+        story.expects_send("a").gets(NO_PATH)
+        story.expects_send("b").gets(NO_PATH)
+        story.expects_send("c").gets(RESET)
+        story.expects_send("d").gets(answer(200)).relays_to_the_end()
+    assert fleet.x.failures == ["404", "404", "reset"]
+    assert fleet.x.reason == "failover"
+    assert fleet.in_flight == {}
+    # The next request does not ask them.
+    fleet.x = fleet.exchange()
+    with fleet.dialogue() as story:
+        story.expects_send("c").gets(answer(200)).relays_to_the_end()
+
+
+def test_where_nobody_has_the_path_the_client_hears_who_does_not() -> None:
+    fleet = Fleet("ab")
+    with fleet.dialogue() as story:
+        story.expects_send("a").gets(NO_PATH)
+        story.expects_send("b").gets(answer(405, b'{"detail":"Method Not Allowed"}'))
+        error = story.raises(UnsupportedEndpoint)
+    assert str(error) == "no worker of the model 'm' serves /v1/chat/completions: a (tl), b (tl)"
+    fleet.x = fleet.exchange()
+    with fleet.dialogue() as story:
+        story.raises(UnsupportedEndpoint)
+
+
+def test_a_model_that_an_engine_does_not_have_is_an_answer() -> None:
+    fleet = Fleet("ab")
+    with fleet.dialogue() as story:
+        story.expects_send("a").gets(NO_MODEL).relays_to_the_end(404)
+    assert fleet.workers["a"].lacks == set()
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_the_verdict_is_of_those_that_have_the_path(first: bool) -> None:
+    fleet = Fleet("ab")
+    with fleet.dialogue() as story:
+        story.expects_send("a").gets(NO_PATH if first else FULL)
+        story.expects_send("b").gets(FULL if first else NO_PATH)
+        story.relays_to_the_end(429)
+    fleet = Fleet("ab")
+    with fleet.dialogue() as story:
+        story.expects_send("a").gets(NO_PATH if first else LATE)
+        story.expects_send("b").gets(LATE if first else NO_PATH)
+        story.raises(UpstreamTimeout)
+
+
+def test_a_worker_that_is_lost_may_come_back_with_more_paths() -> None:
+    fleet = Fleet("a")
+    with fleet.dialogue() as story:
+        story.expects_send("a").gets(NO_PATH).raises(UnsupportedEndpoint)
+    fleet.x = fleet.exchange()
+    fleet.x.request.path = "/v1/completions"
+    with fleet.dialogue() as story:
+        story.expects_send("a").gets(RESET).raises(NoCapacity)
+    fleet.x = fleet.exchange()
+    with fleet.dialogue() as story:
+        story.expects_send("a").gets(answer(200)).relays_to_the_end()
+
+
+def test_the_last_worker_may_leave_while_it_says_that_it_lacks_the_path() -> None:
+    fleet = Fleet("a")
+    with fleet.dialogue() as story:
+        story.expects_send("a")
+        fleet.registry.remember("m", 0.0)
+        fleet.registry.set_static(())
+        story.gets(NO_PATH).raises(NoCapacity)
+
+
+def test_what_cannot_be_read_is_an_answer() -> None:
+    head = b"HTTP/1.1 404 X\r\ncontent-encoding: gzip\r\ncontent-length: 2\r\n\r\n"
+    packed = Answer(parse_response_head(head), b"\x1f\x8b", complete=True)
+    for given in (packed, answer(404, b"x", stream=True)):
+        fleet = Fleet("ab")
+        with fleet.dialogue() as story:
+            story.expects_send("a").gets(given).relays_to_the_end(404)
+
+
+def test_a_leg_passes_over_a_worker_without_the_path_too() -> None:
+    fleet = Fleet("ab")
+    x = fleet.x
+
+    def leg(attempt: Attempt) -> Asked:
+        return ask(attempt, Send(attempt.target), relay(x))
+
+    with Dialogue(attempts(x, fleet.router, 1, leg)) as story:
+        story.expects_send("a").gets(NO_PATH)
+        story.expects_send("b").gets(answer(200)).relays_to_the_end()
+    assert fleet.workers["a"].lacks == {"/v1/chat/completions"}
