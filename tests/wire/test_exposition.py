@@ -40,7 +40,8 @@ def series(draw: st.DrawFn) -> str:
             for name, value in draw(LABELS).items()
         )
     ]
-    braces = "{" + ",".join(labels) + "}" if labels or draw(st.booleans()) else ""
+    empty = draw(st.booleans())
+    braces = "{" + ",".join(labels) + "}" if labels or empty else ""
     gap = draw(BLANKS) if braces else " "
     stamp = draw(st.sampled_from(["", " 1700000000000", " -5"]))
     return f"{draw(NAMES)}{draw(BLANKS) if braces else ''}{braces}{gap}{draw(NUMBERS)}{stamp}"
@@ -58,7 +59,7 @@ def official(text: str) -> list[tuple[str, dict[str, str], float]]:
             families = list(text_string_to_metric_families(line + "\n"))
         except ValueError:
             continue
-        read += [(s.name, s.labels, s.value) for family in families for s in family.samples]
+        read += [(s.name, s.labels, float(s.value)) for family in families for s in family.samples]
     return read
 
 

@@ -43,7 +43,7 @@ class Wish(Struct):
             or self.use_beam_search
             or self.prompt_logprobs is not None
             or self.return_hidden_states
-            or (self.echo and self.logprobs not in (None, False))
+            or (self.echo and self.logprobs is not None and self.logprobs is not False)
             or self.kv_transfer_params is not None
             or self.bootstrap_room is not None
             or self.id_slot is not None

@@ -114,7 +114,9 @@ class LlamaCpp:
         found = samples(text or b"", (RUNNING, WAITING, CACHED, USAGE))
         running, slots, no_load = total(found.get(RUNNING, ())), _slots(answers), ""
         if text is None:
-            no_load = fault_of("metrics", answers, METRICS)
+            no_load = faults(
+                fault_of("metrics", answers, METRICS), fault_of("slots", answers, SLOTS)
+            )
             if slots is not None:
                 running = sum(slot.busy for slot in slots)
                 no_load += ", load from /slots without the queue"
