@@ -155,6 +155,28 @@ class TestRequestIds:
         assert identity_of([]) == (None, None)
 
 
+class TestKeys:
+    @pytest.mark.parametrize(
+        ("headers", "authorization"),
+        [
+            ([], None),
+            ([(b"authorization", b"Bearer a")], b"Bearer a"),
+            ([(b"authorization", b"Bearer a")] * 2, b""),
+            ([(b"x-api-key", b" a\t")], b"Bearer a"),
+            ([(b"x-api-key", b"a"), (b"authorization", b"Bearer a")], b"Bearer a"),
+            ([(b"authorization", b"Bearer a"), (b"x-api-key", b"a")], b"Bearer a"),
+            ([(b"x-api-key", b"a"), (b"authorization", b"Bearer b")], b""),
+            ([(b"x-api-key", b"a"), (b"authorization", b"Basic a")], b""),
+            ([(b"x-api-key", b"a"), (b"x-api-key", b"b")], b"Bearer "),
+            ([(b"api-key", b"a")], None),
+        ],
+    )
+    def test_of_keys_that_differ_none_counts(
+        self, headers: Headers, authorization: bytes | None
+    ) -> None:
+        assert identity_of(headers)[1] == authorization
+
+
 class TestResponses:
     def test_end_to_end_headers_pass_and_ours_follow(self) -> None:
         answer = head(b"Server: uvicorn", b"Date: today", b"Content-Type: text/plain")
