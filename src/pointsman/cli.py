@@ -11,6 +11,7 @@ from pointsman import __version__
 from pointsman.cli_admin import admin_app_commands
 from pointsman.cli_cascade import cascade_app
 from pointsman.cli_config import config_app
+from pointsman.cli_import import import_app
 from pointsman.cli_keys import keys_app
 from pointsman.cli_operator import add_operator_commands
 from pointsman.engine.command import engine
@@ -26,6 +27,7 @@ app = typer.Typer(
 )
 
 app.add_typer(config_app, name="config")
+app.add_typer(import_app, name="import")
 app.add_typer(keys_app, name="keys")
 app.add_typer(admin_app_commands, name="admin")
 app.add_typer(cascade_app, name="cascade")

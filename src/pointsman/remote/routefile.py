@@ -3,18 +3,15 @@
 `render` and `parse` are each other's inverse for every table that a gateway accepts.
 """
 
-import json
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pointsman.domain.routes import RouteTable, routes_from_config
 from pointsman.errors import InvalidRoutes
+from pointsman.tomltext import toml_field, toml_key
 
 __all__ = ["BadText", "parse", "render"]
-
-BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
 class BadText(Exception):
@@ -39,7 +36,9 @@ def render(routes: Sequence[Mapping[str, Any]], *comments: str) -> str:
     for route in routes:
         lines += ["", "[[routes]]"]
         lines += [
-            f"{_key(key)} = {_field(value)}" for key, value in route.items() if value is not None
+            f"{toml_key(key)} = {toml_field(value)}"
+            for key, value in route.items()
+            if value is not None
         ]
     return "\n".join(lines).lstrip("\n") + "\n"
 
@@ -68,33 +67,3 @@ def parse(text: str) -> list[dict[str, Any]]:
     except InvalidRoutes as error:
         raise BadText(error.message) from None
     return list(routes)
-
-
-def _field(value: object) -> str:
-    """Write a list of tables with one table per line, anything else in one line."""
-    if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
-        return "".join(["[\n", *(f"  {_value(item)},\n" for item in value), "]"])
-    return _value(value)
-
-
-def _value(value: object) -> str:
-    if isinstance(value, dict):
-        return f"{{ {', '.join(f'{_key(key)} = {_value(item)}' for key, item in value.items())} }}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_value, value))}]"
-    if isinstance(value, str):
-        return _text(value)
-    return json.dumps(value)  # of numbers and truth values both languages have the same idea
-
-
-def _key(key: str) -> str:
-    return key if BARE_KEY.fullmatch(key) else _text(key)
-
-
-def _text(text: str) -> str:
-    quoted = json.dumps(text, ensure_ascii=False)
-    return "".join(char if char.isprintable() else _escaped(char) for char in quoted)
-
-
-def _escaped(char: str) -> str:
-    return f"\\u{ord(char):04x}" if ord(char) < 2**16 else f"\\U{ord(char):08x}"

@@ -1,0 +1,12 @@
+python3 -m sglang_router.launch_router \
+  --pd-disaggregation \
+  --prefill http://10.1.0.1:30001 8998 \
+  --prefill http://10.1.0.2:30001 none \
+  --decode http://10.1.1.1:30002 \
+  --policy cache_aware --decode-policy power_of_two \
+  --cache-threshold 0.5 --balance-abs-threshold 32 --balance-rel-threshold 1.2 \
+  --model-path Qwen/Qwen3-8B --tokenizer-path /models/qwen3 \
+  --host 127.0.0.1 --port 30000 \
+  --shutdown-grace-period-secs 60 \
+  --enable-trace --otlp-traces-endpoint collector:4317 \
+  --disable-circuit-breaker --disable-retries

@@ -1,0 +1,1 @@
+docker run --rm --network host vllm/vllm-router:latest vllm-router --vllm-pd-disaggregation --kv-connector mooncake --prefill http://10.0.1.1:8100 9001 --prefill http://10.0.1.2:8100 --decode http://10.0.2.1:8200 --decode http://10.0.2.2:8200 --policy consistent_hash --prefill-policy round_robin
