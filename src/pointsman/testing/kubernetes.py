@@ -29,11 +29,15 @@ PATIENCE_S = 20.0
 """How long a test waits for what should come at once."""
 
 
+HALF = b'{"type": "DELETED", "object": {"metadata": {"na'
+
+
 class Break(Enum):
     """What can become of a watch: `HANG` keeps its connection and tells nothing any more."""
 
     END = "the answer ends in good order"
     CUT = "the connection is closed in the middle of a line"
+    PART = "the answer ends in good order, but in the middle of a line"
     RESET = "the connection is reset"
     GONE = "an error event says that the version is too old"
     ERROR = "an error event says that something is wrong"
@@ -314,8 +318,10 @@ async def _break(writer: asyncio.StreamWriter, how: Break) -> None:
     match how:
         case Break.HANG:
             await asyncio.Event().wait()
+        case Break.PART:
+            _chunk(writer, HALF)
         case Break.CUT:
-            _chunk(writer, _line("DELETED", pod("half"))[:40])
+            _chunk(writer, HALF)
             writer.close()
             raise ConnectionResetError
         case Break.RESET:
