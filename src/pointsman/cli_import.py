@@ -133,7 +133,8 @@ def _write(make: Callable[[], Draft], output: Path | None, *, strict: bool) -> N
         for note in draft.notes:
             typer.echo(f"note: {note}", err=True)
         if strict and draft.notes:
-            raise Unreadable(f"nothing is written: {len(draft.notes)} notes, with --strict")
+            count = len(draft.notes)
+            raise Unreadable(f"nothing is written: {count} note{'s' * (count > 1)}, with --strict")
         if output is None:
             typer.echo(draft.text(), nl=False)
         else:

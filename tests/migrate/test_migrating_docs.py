@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from pointsman.cli_import import import_app
 from pointsman.config import load, schema
 from pointsman.domain.policy import POLICIES as OURS
 from pointsman.migrate.page import RULES, migration_tables
@@ -19,6 +21,7 @@ EVERY_KEY = set().union(*KEYS.values())
 
 def test_the_tables_of_the_page_are_those_of_the_program() -> None:
     assert PAGE.endswith(migration_tables())
+    assert CliRunner().invoke(import_app, ["reference"]).stdout == migration_tables()
 
 
 @pytest.mark.parametrize("rules", RULES.values(), ids=RULES)

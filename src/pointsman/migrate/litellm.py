@@ -174,6 +174,10 @@ LITELLM_KEYS: dict[str, Rule] = {
 """Its keys; `[]` stands for every entry of the list."""
 
 
+SECTIONS = ("router_settings", "litellm_settings", "general_settings")
+ALIASES = "router_settings.model_group_alias"
+
+
 class Deployment(NamedTuple):
     """One entry of `model_list` that an engine can serve."""
 
@@ -190,29 +194,28 @@ class Deployment(NamedTuple):
 def from_litellm(document: Mapping[str, Any]) -> Draft:
     """Return the configuration for a config.yaml. Raises Unreadable."""
     draft = Draft("litellm")
-    general = document.get("general_settings") or {}
-    listen(draft, "0.0.0.0", PORT, "general_settings.master_key" if "master_key" in general else "")
+    router, library, general = (
+        list(items_of(document.get(section), section)) for section in SECTIONS
+    )
+    guards = (item.name for item in general if item.key == "general_settings.master_key")
+    listen(draft, "0.0.0.0", PORT, next(guards, ""))
     entries = document.get("model_list") or []
     if not isinstance(entries, list):
         raise Unreadable("model_list: expected a list")
     deployments = [
         found for index, entry in enumerate(entries) if (found := _deployment(draft, index, entry))
     ]
-    router = list(items_of(document.get("router_settings"), "router_settings"))
     strategy = [item for item in router if item.key == "router_settings.routing_strategy"]
     choose(draft, strategy[0] if strategy else Item("", "", "round_robin"))
-    for section in (
-        "litellm_settings",
-        "general_settings",
-    ):  # what router_settings say wins over them
-        apply(draft, LITELLM_KEYS, items_of(document.get(section), section))
-    apply(draft, LITELLM_KEYS, router)
-    known = {"model_list", "router_settings", "litellm_settings", "general_settings"}
+    known = {"model_list", *SECTIONS}
     rest = (Item(key, key, value) for key, value in document.items() if key not in known)
-    apply(draft, LITELLM_KEYS, rest)
+    # What router_settings say wins over the others.
+    apply(draft, LITELLM_KEYS, (*library, *general, *router, *rest))
     _workers(draft, deployments)
     _routes(draft, deployments)
-    _aliases(draft, (document.get("router_settings") or {}).get("model_group_alias"))
+    for item in router:
+        if item.key == ALIASES:
+            _aliases(draft, item.value)
     return draft
 
 
@@ -253,7 +256,11 @@ def _deployment(draft: Draft, index: int, entry: object) -> Deployment | None:
             f"{public} is left out: a model is named in full, or read from its engine",
         )
         return None
-    apply(draft, LITELLM_KEYS, (*params, *info))
+    apart = ("model_name", "litellm_params", "model_info")
+    rest = (
+        item._replace(key=f"model_list[].{name}") for name, item in own.items() if name not in apart
+    )
+    apply(draft, LITELLM_KEYS, (*params, *info, *rest))
     given = (said.get(f"litellm_params.{name}") for name in ("weight", "rpm", "tpm"))
     weight = next((item for item in given if item is not None), None)
     for name in ("rpm", "tpm"):
@@ -371,13 +378,11 @@ def _routes(draft: Draft, deployments: Sequence[Deployment]) -> None:
 
 
 def _aliases(draft: Draft, aliases: object) -> None:
-    if aliases is None:
-        return
     by_model: dict[str, list[str]] = {}
-    for item in items_of(aliases, "router_settings.model_group_alias"):
+    for item in items_of(aliases, ALIASES):
         value = item.value.get("model") if isinstance(item.value, dict) else item.value
         by_model.setdefault(text(item._replace(value=value)), []).append(
-            item.key.removeprefix("router_settings.model_group_alias.")
+            item.key.removeprefix(f"{ALIASES}.")
         )
     for model, names in by_model.items():
         draft.route(model).put("aliases", names)

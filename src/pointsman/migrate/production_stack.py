@@ -339,25 +339,17 @@ def _kubernetes(draft: Draft, flags: Flags) -> None:
     by_role: dict[str, list[str]] = {}
     for label, role in _roles(flags).items():
         by_role.setdefault(role, []).append(label)
-    if not by_role and "--k8s-label-selector" not in flags:
+    if not by_role and not flags.one("--k8s-label-selector").value:
         draft.note(flags.one("--service-discovery").name, NO_SELECTOR)
         return
+    from_chart = any(item.name.startswith("routerSpec") for item in flags)
+    common = text(flags.one("--k8s-label-selector"))
     for role, labels in by_role.items() or [("", [])]:
+        own = f"model in ({','.join(labels)})" if len(labels) > 1 else f"model={''.join(labels)}"
         table = draft.engines("[[gateway.kubernetes]]")
-        if not any(
-            item.name.startswith("routerSpec") for item in flags
-        ):  # a chart finds its own namespace
+        if not from_chart:  # a chart looks into the namespace that it is installed in
             table.put("namespace", text(flags.one("--k8s-namespace", "default")))
-        selector = (
-            [str(flags.one("--k8s-label-selector").value)]
-            if "--k8s-label-selector" in flags
-            else []
-        )
-        if labels:
-            selector.append(
-                f"model={labels[0]}" if len(labels) == 1 else f"model in ({','.join(labels)})"
-            )
-        table.put("selector", ",".join(part for part in selector if part))
+        table.put("selector", ",".join(part for part in (common, own if labels else "") if part))
         table.put("port", whole(flags.one("--k8s-port", "8000")))
         _describe(draft, table, role)
 

@@ -23,8 +23,20 @@ from pointsman.migrate.rules import (
     whole,
 )
 
-__all__ = ["RANKS", "ROUTER_FLAGS", "Engines", "draft_router", "log_level"]
+__all__ = [
+    "NO_QUEUE",
+    "NO_TREE",
+    "NO_WASM",
+    "RANKS",
+    "ROUTER_FLAGS",
+    "Engines",
+    "draft_router",
+    "log_level",
+]
 
+NO_WASM = (
+    "there is no WebAssembly; an ASGI application can be mounted, a policy can be a Python package"
+)
 RANKS = "an engine spreads requests over its own data-parallel ranks"
 NO_WAITING = "a request goes to another worker at once; there is no waiting between attempts"
 NO_BREAKER = "there is no circuit breaker: polling takes a failing worker out, and a request never meets one twice"

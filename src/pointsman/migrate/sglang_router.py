@@ -5,7 +5,15 @@ from collections.abc import Sequence
 
 from pointsman.migrate.draft import Draft, Unreadable
 from pointsman.migrate.flags import Flags
-from pointsman.migrate.routers import RANKS, ROUTER_FLAGS, Engines, draft_router
+from pointsman.migrate.routers import (
+    NO_QUEUE,
+    NO_TREE,
+    NO_WASM,
+    RANKS,
+    ROUTER_FLAGS,
+    Engines,
+    draft_router,
+)
 from pointsman.migrate.rules import Item, Rule, made, moot, near, none, number, same, text
 
 __all__ = ["SGLANG_FLAGS", "SGLANG_PROGRAM", "from_sglang_router"]
@@ -87,6 +95,28 @@ SGLANG_FLAGS: dict[str, Rule] = {
     ),
     "--tenant-*": none("limits stand in the keys of callers (rpm and tpm)"),
     "--trust-tenant-header": none("a caller's tenant is that of its key"),
+    **dict.fromkeys(("--cache-*", "--spill-*", "--block-size", "--overlap-decay"), none(NO_TREE)),
+    **dict.fromkeys(("--selection-*", "--kv-*"), none("engines' KV events are not followed")),
+    **dict.fromkeys(
+        ("--sticky-*", "--routing-key-*"),
+        none("requests are kept together by the beginning of the prompt, not by a header"),
+    ),
+    "--prefill-*": none(NO_QUEUE),
+    "--priority-scheduler-*": none(NO_QUEUE),
+    "--overload-*": none(NO_SHEDDING),
+    "--load-monitor-interval": none("load is read every poll_interval_s"),
+    "--disable-load-monitoring": none("load is read every poll_interval_s"),
+    "--remove-unhealthy-workers": moot("a worker that is gone gets nothing, and is asked again"),
+    "--no-remove-unhealthy-workers": moot("it is asked again, and comes back"),
+    "--no-worker-auto-recovery": none("a worker that answers again gets requests again"),
+    "--worker-auto-recovery": moot("a worker that is gone gets nothing, and is asked again"),
+    "--model-id-from": none("models are read from the engines, or from labels of the pods"),
+    "--sse-keepalive-secs": none("nothing is put into a stream"),
+    "--upstream-http2": none("engines are spoken to over HTTP/1.1"),
+    "--enable-wasm": none(NO_WASM),
+    "--storage-*": none(NO_HISTORY),
+    "--schema-config": none(NO_HISTORY),
+    "--max-background-responses": none(NO_HISTORY),
     "--epd-disaggregation": none(NO_ENCODERS),
     "--encode*": none(NO_ENCODERS),
     "--worker-*": none(NO_SHEDDING),

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from pointsman.migrate.draft import Draft
 from pointsman.migrate.flags import Flags
-from pointsman.migrate.routers import RANKS, ROUTER_FLAGS, Engines, draft_router
+from pointsman.migrate.routers import NO_WASM, RANKS, ROUTER_FLAGS, Engines, draft_router
 from pointsman.migrate.rules import Item, Rule, made, none, text
 
 __all__ = ["VLLM_FLAGS", "VLLM_PROGRAM", "from_vllm_router"]
@@ -28,9 +28,7 @@ VLLM_FLAGS: dict[str, Rule] = {
     "--router-temperature": none(NO_EVENTS),
     "--kv-*": none(NO_EVENTS),
     "--pd-kv-events": none(NO_EVENTS),
-    "--wasm-*": none(
-        "there is no WebAssembly; an ASGI application can be mounted, a policy can be a Python package"
-    ),
+    "--wasm-*": none(NO_WASM),
     "--enable-program-scheduling": none("requests of one program are not scheduled together"),
     "--program-scheduling-config-json": none("requests of one program are not scheduled together"),
 }
