@@ -9,6 +9,7 @@ import typer
 
 from pointsman import __version__
 from pointsman.cli_admin import admin_app_commands
+from pointsman.cli_agent import agent
 from pointsman.cli_cascade import cascade_app
 from pointsman.cli_config import config_app
 from pointsman.cli_import import import_app
@@ -32,6 +33,7 @@ app.add_typer(keys_app, name="keys")
 app.add_typer(admin_app_commands, name="admin")
 app.add_typer(cascade_app, name="cascade")
 app.command("engine")(engine)
+app.command("agent")(agent)
 add_operator_commands(app)
 
 BAD_CONFIGURATION = 2

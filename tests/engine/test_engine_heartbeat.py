@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from pointsman.engine.heartbeat import Heartbeat
+from pointsman.heartbeat import Heartbeat
 from pointsman.proto import control_pb2
 
 Answer = Callable[[control_pb2.WorkerStatus], control_pb2.HeartbeatAck]

@@ -47,6 +47,17 @@ def test_worker_status_has_the_field_numbers_of_the_contract() -> None:
         11: "kv_total_blocks",
         12: "draining",
         101: "incarnation",
+        102: "dialect",
+        103: "connector",
+        104: "bootstrap",
+        105: "base_path",
+        106: "served",
+        107: "max_model_len",
+        108: "lora_slots",
+        109: "kv_usage",
+        110: "cached_tokens",
+        111: "remote_tokens",
+        112: "degraded",
     }
 
 

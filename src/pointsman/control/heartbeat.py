@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 
 from pointsman.certificates import TlsFiles
 from pointsman.domain.registry import InvalidReport, Registry, RegistryFull, WorkerReport
+from pointsman.domain.worker import ServedModel
 from pointsman.proto.control_pb2 import HeartbeatAck, WorkerStatus
 
 __all__ = [
@@ -35,6 +36,9 @@ SERVICE = "tl.control.v1.WorkerRegistry"
 
 MESSAGE_LIMIT_BYTES = 4 * 1024 * 1024
 """Largest message in both directions. Source: contract, section 0."""
+
+DEGRADED_LIMIT = 512
+"""Longest text that is kept of what a worker says about itself, in characters."""
 
 REASON_LIMIT = 512
 """Longest reason in a status: it travels in a header, whose size HTTP/2 peers limit."""
@@ -177,4 +181,17 @@ def _report(message: bytes) -> WorkerReport:
         kv_total_blocks=status.kv_total_blocks,
         draining=status.draining,
         incarnation=status.incarnation if status.HasField("incarnation") else None,
+        dialect=status.dialect or "tl",
+        base_path=status.base_path,
+        connector=status.connector,
+        bootstrap=status.bootstrap,
+        served=tuple(
+            ServedModel(each.id, each.parent, each.max_model_len) for each in status.served
+        ),
+        max_model_len=status.max_model_len,
+        lora_slots=status.lora_slots,
+        kv_usage=status.kv_usage if status.HasField("kv_usage") else -1.0,
+        cached_tokens=status.cached_tokens if status.HasField("cached_tokens") else -1,
+        remote_tokens=status.remote_tokens if status.HasField("remote_tokens") else -1,
+        degraded=status.degraded[:DEGRADED_LIMIT],
     )

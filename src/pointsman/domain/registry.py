@@ -44,6 +44,7 @@ _HOST_PORT = re.compile(
     r"(?:\[[0-9A-Fa-f:.]{2,45}(?:%[A-Za-z0-9._-]{1,15})?\]|[A-Za-z0-9._-]{1,253}):([0-9]{1,5})"
 )
 _SCHEME = re.compile("https?://")
+_BASE_PATH = re.compile(r"(?:/[A-Za-z0-9._~!$&'()*+,;=:@%-]{1,255})+")
 _ID = re.compile(r"[\x21-\x7e]{1,256}")
 
 
@@ -83,6 +84,7 @@ class WorkerReport:
     draining: bool = False
     incarnation: int | None = None
     dialect: str = "tl"
+    base_path: str = ""
     connector: str = ""
     bootstrap: str = ""
     served: tuple[ServedModel, ...] = ()
@@ -504,6 +506,7 @@ def _same_life(worker: Worker, report: WorkerReport) -> bool:
         and worker.http_address == report.http_address
         and worker.grpc_address == report.grpc_address
         and worker.kv_address == report.kv_address
+        and worker.base_path == report.base_path
         and worker.dialect == report.dialect
         and worker.connector == report.connector
         and worker.bootstrap == report.bootstrap
@@ -546,6 +549,7 @@ def _worker_of(report: WorkerReport, role: Role, now: float) -> Worker:
         incarnation=report.incarnation or 0,
         last_heartbeat=now,
         dialect=report.dialect,
+        base_path=report.base_path,
         connector=report.connector,
         bootstrap=report.bootstrap,
     )
@@ -573,6 +577,10 @@ def _check(report: WorkerReport) -> Role:
         address = getattr(report, name)
         if address:
             _check_address(name, address)
+    if report.base_path and not _BASE_PATH.fullmatch(report.base_path):
+        raise InvalidReport(
+            f"base_path {report.base_path[:MAX_NAME]!r} is not a path such as /engine"
+        )
     for name in ("kv_format", "queue_depth", "running", "kv_free_blocks", "kv_total_blocks"):
         if getattr(report, name) < 0:
             raise InvalidReport(f"{name} is negative")

@@ -178,7 +178,7 @@ def run(options: EngineOptions) -> int:
 
 
 async def _serve(options: EngineOptions) -> int:
-    from pointsman.engine.heartbeat import Heartbeat
+    from pointsman.heartbeat import Heartbeat
     from pointsman.engine.http import engine_app
     from pointsman.engine.roles import ROLES, serve_role, status_of
 

@@ -1,8 +1,8 @@
-"""The engine's side of `tl.control.v1.WorkerRegistry/Heartbeat`: at once, then every two seconds, whatever happens.
+"""How an engine, or an agent beside it, says that it lives: `tl.control.v1.WorkerRegistry/Heartbeat`.
 
-A beat reads its status fresh, uses a connection of its own and is bounded by a timeout; a failed one is counted
-and the next comes all the same. The answer's `drain` is latched: it is set once and never taken back. What to
-do about it is the caller's.
+At once, then every two seconds, whatever happens. A beat reads its status fresh, uses a connection of its own and is
+bounded by a timeout; a failed one is counted and the next comes all the same. The answer's `drain` is latched: it is
+set once and never taken back. What to do about it is the caller's.
 """
 
 import asyncio
@@ -27,6 +27,7 @@ class Heartbeat:
     """Beats to `registry` (host:port, or a URL of it) until its task is cancelled.
 
     `status` is called for every beat; `on_drain` once, when the gateway first asks for a drain. Times are in seconds.
+    Without `credentials` it speaks plaintext.
     """
 
     def __init__(
@@ -37,12 +38,14 @@ class Heartbeat:
         *,
         interval: float = 2.0,
         timeout: float = 1.5,
+        credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
         self._target = registry.split("://", 1)[-1].rstrip("/")
         self._status = status
         self._on_drain = on_drain
         self._interval = interval
         self._timeout = timeout
+        self._credentials = credentials
         self._again = asyncio.Event()
         self.incarnation = time.time_ns()
         self.drain = False
@@ -69,7 +72,7 @@ class Heartbeat:
         status = self._status()
         status.incarnation = self.incarnation
         try:
-            async with grpc.aio.insecure_channel(self._target) as channel:
+            async with self._channel() as channel:
                 call = channel.unary_unary(
                     METHOD,
                     request_serializer=control_pb2.WorkerStatus.SerializeToString,
@@ -93,6 +96,11 @@ class Heartbeat:
             self._on_drain()
             self.soon()
         return True
+
+    def _channel(self) -> grpc.aio.Channel:
+        if self._credentials is None:
+            return grpc.aio.insecure_channel(self._target)
+        return grpc.aio.secure_channel(self._target, self._credentials)
 
 
 def _reason(error: Exception) -> str:
