@@ -49,6 +49,16 @@ GENERATED = {"arguments", "content", "text"}
 INDEXED = {"choices", "tool_calls"}
 
 
+MESSAGES = [{"role": "user", "content": "Say hello."}]
+OTHERS: dict[str, dict[str, Any]] = {
+    "/v1/messages": {"messages": MESSAGES, "max_tokens": 8, "temperature": 0},
+    "/v1/messages/count_tokens": {"messages": MESSAGES},
+    "/v1/responses": {"input": "Say hello.", "max_output_tokens": 8, "temperature": 0},
+    "/tokenize": {"messages": MESSAGES},
+    "/detokenize": {"tokens": [504, 3575, 282]},
+}
+
+
 def fleet(pair: Any, *, more: str = "") -> str:
     workers = "".join(
         f'[[gateway.workers]]\nid = "{name}"\nurl = "{engine.url}"\npoll_interval_s = 0.5\npoll_timeout_s = 10\n'
@@ -122,6 +132,27 @@ async def test_polling_finds_out_what_the_engines_are(pair: Any, front: Any) -> 
         (model,) = (await gateway.client.get("/v1/models")).json()["data"]
         assert model["id"] == MODEL
         assert model["max_model_len"] == 1024
+
+
+@pytest.mark.parametrize("path", OTHERS)
+async def test_other_apis_are_passed_through(pair: Any, front: Any, path: str) -> None:
+    async with front(fleet(pair)) as gateway:
+        body = {"model": MODEL, **OTHERS[path]}
+        direct = await gateway.client.post(pair.prefill.url + path, json=body)
+        answer = await gateway.client.post(path, json=body)
+        assert (answer.status_code, direct.status_code) == (200, 200), answer.text
+        assert said(answer) == said(direct)
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank", "/v1/score"])
+async def test_an_api_that_no_engine_serves_is_refused_in_words(
+    pair: Any, front: Any, path: str
+) -> None:
+    async with front(fleet(pair)) as gateway:
+        body = {"model": MODEL, "input": "x", "query": "x", "documents": ["x"], "text_1": "x"}
+        answer = await gateway.client.post(path, json=body)
+        assert answer.status_code == 404
+        assert path in answer.json()["error"]["message"]
 
 
 async def test_a_stream_has_usage_only_where_it_was_asked_for(pair: Any, front: Any) -> None:
