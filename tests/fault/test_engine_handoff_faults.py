@@ -510,6 +510,26 @@ async def test_p05_a_storm_of_aborts_leaves_the_engines_free() -> None:
         assert text_of(await it.client.ask(post(PLAIN))) == answer_of(CHAT, PLAIN)
 
 
+@WAYS
+@BOTH
+@pytest.mark.parametrize("who", ["p", "d"])
+async def test_p05_legs_that_do_not_look_at_their_connections_are_told_to_abort(
+    who: str, body: dict[str, Any], way: Callable[[Client], None]
+) -> None:
+    async with apart("bootstrap") as it:
+        for engine in (it.prefill, it.decode):
+            engine.deaf = True  # type: ignore[union-attr]
+        one, other = (it.prefill, it.decode) if who == "p" else (it.decode, it.prefill)
+        one.fail("admitted", HANG)  # So the other one waits in the room.
+        await it.client.send(post(body))
+        await one.reached("admitted")
+        await other.reached("waiting")
+        way(it.client)
+        await it.over()
+        async with Client(it.gateway.address) as again:
+            assert text_of(await again.ask(post(body))) == answer_of(CHAT, body)
+
+
 @BOTH
 @D_WAITS
 async def test_a_stop_leaves_nothing_behind(

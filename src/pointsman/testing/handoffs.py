@@ -74,6 +74,7 @@ __all__ = [
     "FakeUnified",
     "Fault",
     "Fleet",
+    "Happened",
     "Over",
     "Pause",
     "Say",

@@ -7,6 +7,7 @@ prompt generates nonsense, with status 200.
 """
 
 import asyncio
+from collections.abc import Coroutine
 from typing import Any, ClassVar, Self
 
 import msgspec
@@ -14,7 +15,7 @@ import msgspec
 from pointsman.domain.worker import Role
 from pointsman.testing.client import Client, post
 from pointsman.testing.engines.surface import BLOCK, FakeEngine, exposed, order_of, words_from
-from pointsman.testing.handoffs import Over, Stage, digest_words, prompt_of
+from pointsman.testing.handoffs import Happened, Over, Stage, digest_words, prompt_of
 from pointsman.testing.origin import Conversation, Origin, json_answer
 
 __all__ = ["FakeSglang"]
@@ -37,7 +38,8 @@ class FakeSglang(FakeEngine):
 
     With the role prefill or decode it takes part in hand-offs, and refuses requests without a room. `held` are the
     rooms in which it waits or holds something, `rooms` all in which it ever was, in order. `input_limit` is the longest
-    prompt that a prefill worker takes, in tokens, 0 for that of the context.
+    prompt that a prefill worker takes, in tokens, 0 for that of the context. A `deaf` one does not look at its
+    connection while it waits for the other leg: only /abort_request ends that.
 
     Stages beside those of every engine: `waiting` (it is about to wait for the other leg), `computed` (a prefill worker
     has met a decode worker and computed the prompt, nothing is handed over), `transferred` (it is). `aborted_ids` are
@@ -59,6 +61,7 @@ class FakeSglang(FakeEngine):
         self.held: set[int] = set()
         self.rooms: list[int] = []
         self.input_limit = 0
+        self.deaf = False
         self.aborted_ids: list[str] = []
         self._rooms: dict[int, Room] = {}
         self._by_id: dict[str, asyncio.Task[None]] = {}
@@ -199,12 +202,12 @@ class FakeSglang(FakeEngine):
             await talk.send(self._error(400, wrong, "BadRequestError"))
             return
         await self._pass(talk, "waiting")
-        await self._unless_left(talk, room.met.wait())
+        await self._together(talk, room.met.wait())
         await self._pass(talk, "computed")
         cached = self._found(ids)
         room.order = order_of(path, body)
         room.ready.set()
-        await self._unless_left(talk, room.taken.wait())
+        await self._together(talk, room.taken.wait())
         await self._pass(talk, "transferred")
         await self._tell(talk, path, body, words_from(room.order, body)[:1], cached)
 
@@ -212,7 +215,7 @@ class FakeSglang(FakeEngine):
         self, talk: Conversation, path: str, body: dict[str, Any], number: int
     ) -> None:
         await self._pass(talk, "waiting")
-        order = await self._unless_left(talk, self._meet(body, number))
+        order = await self._together(talk, self._meet(body, number))
         await self._pass(talk, "transferred")
         tokens = len(prompt_of(body))
         if order is None:
@@ -224,6 +227,12 @@ class FakeSglang(FakeEngine):
         self.remote_queried += tokens
         self.remote += tokens if order == own else 0
         await self._tell(talk, path, body, words, 0)
+
+    async def _together(
+        self, talk: Conversation, happens: Coroutine[Any, Any, Happened]
+    ) -> Happened:
+        """Wait for the other leg. Raises Over where whoever asked leaves, and it is looked at."""
+        return await (happens if self.deaf else self._unless_left(talk, happens))
 
     async def _meet(self, body: dict[str, Any], number: int) -> bytes | None:
         """Wait for what the prefill worker has computed: b"" where it refused, None where it is gone."""
