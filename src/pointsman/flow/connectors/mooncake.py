@@ -21,6 +21,9 @@ __all__ = ["Mooncake"]
 
 QUERY_S = 2.0
 
+GIVE_BACK_S = 0.5
+"""A prefill worker that has nothing under a transfer id makes whoever asks wait. What it has it gives up at once."""
+
 
 class Mooncake:
     """Prefill first, under a transfer id; the decode worker asks for the blocks."""
@@ -46,7 +49,7 @@ class Mooncake:
         transfer_id = f"xfer-{name}"
         body = vllm.mooncake_prefill(x.path, handoff.prompt.body, handoff.served, transfer_id)
         fields = vllm.mooncake_decode(transfer_id, engine_id, f"http://{worker.bootstrap}")
-        back = given_back(handoff, fields)
+        back = given_back(handoff, fields, GIVE_BACK_S)
 
         def settle(outcome: Outcome) -> Sequence[HttpCall]:
             return (back,) if succeeded(outcome) else ()

@@ -66,10 +66,12 @@ class Nixl:
         return False
 
 
-def given_back(handoff: Handoff, fields: dict[str, bytes]) -> HttpCall:
+def given_back(
+    handoff: Handoff, fields: dict[str, bytes], timeout_s: float = GIVE_BACK_S
+) -> HttpCall:
     """Return the request that makes the decode worker have the prefill worker free what it keeps."""
     return HttpCall(
-        handoff.decode, b"/v1/completions", vllm.give_back(handoff.served, fields), GIVE_BACK_S
+        handoff.decode, b"/v1/completions", vllm.give_back(handoff.served, fields), timeout_s
     )
 
 
