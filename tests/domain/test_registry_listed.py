@@ -131,7 +131,7 @@ def test_a_worker_that_is_spoken_to_in_another_way_is_another_worker(
     registry = fleet(worker)
     left: list[Worker] = []
     registry.on_leave.append(left.append)
-    registry.set_listed(SOURCE, [listed("a", **change)])
+    registry.set_listed(SOURCE, [listed("a", **change)])  # type: ignore[arg-type]
     assert left == [worker]
 
 
@@ -252,7 +252,7 @@ def test_an_adapter_of_a_heartbeat_is_a_model_too() -> None:
     assert (ids(registry, "fr"), registry.snapshot()) == ("", (worker,))
     for wrong in ({"base_path": "engine"}, {"bootstrap": "x"}, {"served": (ServedModel(""),)}):
         with pytest.raises(InvalidReport):
-            registry.beat(WorkerReport("b", "b:80", "m", **wrong), now=1.0)  # type: ignore[arg-type]
+            registry.beat(WorkerReport("b", "b:80", "m", **wrong), now=1.0)
 
 
 @pytest.mark.parametrize(

@@ -178,9 +178,9 @@ def run(options: EngineOptions) -> int:
 
 
 async def _serve(options: EngineOptions) -> int:
-    from pointsman.heartbeat import Heartbeat
     from pointsman.engine.http import engine_app
     from pointsman.engine.roles import ROLES, serve_role, status_of
+    from pointsman.heartbeat import Heartbeat
 
     if options.role not in ROLES:
         raise ValueError(f"the role {options.role!r} is not supported; {', '.join(ROLES)} are")
