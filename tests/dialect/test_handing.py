@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pointsman.dialect import llamacpp, sglang, vllm
@@ -71,6 +71,7 @@ def test_a_completion_gets_the_limit_that_it_knows(prefill: Prefill, fields: byt
     assert prefill(TEXT, b'{"prompt":[1,2],"model":"m"}') == told
 
 
+@settings(deadline=None)
 @given(
     st.dictionaries(
         st.sampled_from(["seed", "min_tokens", "stream", "tools", "max_tokens", "model", "stop"]),

@@ -1,7 +1,7 @@
 """What is read of engines that are not well: each fault is named, and none of them is a silent guess."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pointsman.dialect.engines import DIALECTS, Probed, detect
@@ -283,6 +283,7 @@ BODIES = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(st.data(), st.sampled_from(sorted(DIALECTS)))
 def test_no_answer_makes_a_dialect_raise(data: st.DataObject, name: str) -> None:
     dialect = DIALECTS[name]

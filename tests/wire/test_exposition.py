@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -67,6 +67,7 @@ def same(left: float, right: float) -> bool:
     return left == right or (math.isnan(left) and math.isnan(right))
 
 
+@settings(deadline=None)
 @given(TEXTS, st.sets(NAMES))
 def test_samples_are_those_of_the_official_parser(text: str, names: set[str]) -> None:
     expected: dict[str, list[Sample]] = {}
@@ -80,6 +81,7 @@ def test_samples_are_those_of_the_official_parser(text: str, names: set[str]) ->
         assert all(same(s.value, t.value) for s, t in zip(listed, expected[name], strict=True))
 
 
+@settings(deadline=None)
 @given(TEXTS, st.data())
 def test_a_text_that_was_cut_off_gives_the_samples_of_its_whole_lines(
     text: str, data: st.DataObject
@@ -91,6 +93,7 @@ def test_a_text_that_was_cut_off_gives_the_samples_of_its_whole_lines(
     assert repr(samples(cut, names)) == repr(samples(lines, names))
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=60), st.binary(max_size=20))
 def test_no_bytes_make_it_raise(text: bytes, tail: bytes) -> None:
     samples(text + b"\nup{" + tail + b"} 1\n" + text, ["up"])
