@@ -17,7 +17,10 @@ __all__ = ["Setting", "llama_server"]
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """How a server is started. `slot_folder` is where slots are saved, "" for nowhere; `api_key` is "" for none."""
+    """How a server is started. `slot_folder` is where slots are saved, "" for nowhere; `api_key` is "" for none.
+
+    Without `introspection` it tells nothing of its load: /metrics and /slots are switched off.
+    """
 
     weights: str
     slots: int = 2
