@@ -166,6 +166,7 @@ class Gateway:
         self._pool = self._build_pool()
         self.registry.on_join.append(_joined)
         self.registry.on_leave.append(self._left)
+        self.registry.on_reading.append(self.metrics.proofs.read)
         await self._remember()
         limits = parts.downstream_limits(options)
         self._plane = DataPlane(
@@ -180,6 +181,8 @@ class Gateway:
             **self._plane_options(),
         )
         self.metrics.calls_dropped = lambda: self._plane.calls.dropped
+        self.metrics.held = lambda: len(self._plane.holding)
+        self.registry.on_change.append(self._plane.holding.changed)
         self._health = AsgiServer(
             health_app(self._not_ready, self.metrics.render), deadlines, self.metrics, limits
         )
@@ -373,6 +376,7 @@ class Gateway:
                     body, request_id, self.config.affinity_bytes
                 ),
                 calibrations=self._cascades.calibrations,
+                recomputed=self.metrics.proofs.recomputed,
                 stats=lambda: Stats(**msgspec.structs.asdict(self.metrics.totals())),
                 configuration=self.configuration,
                 reload=lambda: self.reload("api"),
@@ -401,6 +405,8 @@ class Gateway:
             "max_attempts": options.max_attempts,
             "affinity_bytes": options.affinity_bytes,
             "public_models": options.response_model == "public",
+            "hold_s": options.hold_timeout_s,
+            "hold_max": options.hold_max,
         }
 
     def _source_specs(self, options: GatewayConfig) -> list[SourceSpec]:

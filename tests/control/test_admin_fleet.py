@@ -94,6 +94,7 @@ async def test_a_worker_is_shown_with_what_it_reported_and_what_the_gateway_hold
     worker.in_flight = 2
     gateway.live = [(worker, 990.0), (worker, 995.5)]
     gateway.now = 1001.25
+    gateway.recomputed[worker] = 3
     gateway.registry.drain("m")
     (shown,) = (await operator.get("/admin/v1/workers"))["data"]
     assert shown == {
@@ -125,6 +126,7 @@ async def test_a_worker_is_shown_with_what_it_reported_and_what_the_gateway_hold
         "load": 5,
         "requests_left": 2,
         "oldest_request_s": 11.25,
+        "handoffs_recomputed": 3,
     }
 
 

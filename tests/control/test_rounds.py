@@ -263,3 +263,10 @@ def test_counters_that_go_back_are_those_of_an_engine_that_restarted() -> None:
     assert engine.round(metrics=metrics(cached=100)).cached_tokens == 100
     seen = engine.round(metrics=metrics(cached=2))
     assert (seen.up, seen.cached_tokens, seen.degraded) == (True, 2, "")
+
+
+def test_p19_what_was_lost_this_time_is_told_again_and_said_to_be_stale() -> None:
+    engine = Engine("m")
+    seen = [engine.round(), engine.round(metrics=REFUSED), engine.round()]
+    assert [each.cached_tokens for each in seen] == [7, 7, 7]
+    assert [each.stale for each in seen] == [False, True, False]

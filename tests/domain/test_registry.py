@@ -5,7 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as replace_struct
 
+from pointsman.domain.observation import Observation
 from pointsman.domain.policy.weighted import Weighted
 from pointsman.domain.registry import (
     MEMORY_MODELS,
@@ -620,3 +622,24 @@ def test_the_memory_is_bounded_and_forgets_the_oldest_first() -> None:
     assert "late" in seen
     assert "m10" not in seen
     assert "m11" in seen
+
+
+# What is read.
+
+
+def test_p19_a_reading_is_told_where_it_is_new_and_whole() -> None:
+    registry = Registry()
+    told: list[tuple[str, int, float]] = []
+    registry.on_reading.append(
+        lambda worker: told.append((worker.id, worker.remote_tokens, worker.last_heartbeat))
+    )
+    polled = static("p", polled=True, dialect="vllm")
+    registry.set_static([polled])
+    good = Observation(up=True, dialect="vllm", model="smol", remote_tokens=7)
+    registry.observe(polled, good, 1.0)
+    registry.observe(polled, replace_struct(good, stale=True), 3.0)
+    registry.observe(polled, replace_struct(good, up=False), 5.0)
+    registry.observe(static("p"), good, 7.0)
+    registry.beat(report("b", remote_tokens=9), 9.0)
+    registry.beat(report("b", remote_tokens=9), 10.0)
+    assert told == [("p", 7, 1.0)]

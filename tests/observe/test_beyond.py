@@ -1,5 +1,6 @@
 """What the metrics, the decisions and the spans tell of hand-offs and cascades."""
 
+import weakref
 from typing import Any
 
 import pytest
@@ -118,3 +119,61 @@ def test_a_decision_tells_of_the_hand_off_and_of_the_verdict() -> None:
         7,
     )
     assert (third.outcome, third.verdict, third.handoff) == ("answered", None, None)
+
+
+def reading(worker: Worker, tokens: int, at: float) -> Worker:
+    """The worker, as polling leaves it."""
+    worker.remote_tokens, worker.last_heartbeat = tokens, at
+    return worker
+
+
+def test_p19_hand_offs_that_nobody_confirms_are_held_against_the_worker_s_own_counter() -> None:
+    decode = Worker("d2", model="m", http_address="d2:80", role=Role.DECODE, connector="nixl")
+    live = [P, decode]
+    metrics = Metrics(lambda: live, [CHAT])
+    metrics.proofs.read(reading(decode, 128, 1.0))
+    for resumed, outcome in ((-1, "handed_over"), (40, "handed_over"), (-1, "direct")):
+        transfer = Transfer(40, 0, resumed, 0.0, 1.5, 2.0, outcome)
+        metrics.finished(
+            over(Attempt(Target(decode, "m", "load", prefill=P), 1.5, transfer=transfer))
+        )
+    found = exposed(metrics)
+    label = '{worker_id="d2"}'
+    assert found[f"tl_gateway_handoffs_unconfirmed_total{label}"] == 1
+    assert found[f"tl_gateway_handoff_unconfirmed_tokens_total{label}"] == 40
+    assert found[f"tl_gateway_worker_remote_tokens_total{label}"] == 128
+    assert found[f"tl_gateway_handoffs_recomputed_total{label}"] == 0
+    for at in (7.0, 9.0, 11.0):
+        metrics.proofs.read(reading(decode, 128, at))
+    assert exposed(metrics)[f"tl_gateway_handoffs_recomputed_total{label}"] == 1
+    assert metrics.proofs.recomputed(decode) == 1
+    assert metrics.proofs.recomputed(P) == 0
+    live.remove(decode)
+    assert not any(label in name for name in exposed(metrics))
+
+
+def test_p19_a_worker_that_counts_nothing_has_its_hand_offs_counted_and_no_verdict() -> None:
+    decode = Worker("d2", model="m", http_address="d2:80", role=Role.DECODE, connector="nixl")
+    metrics = Metrics(lambda: [decode], [CHAT])
+    transfer = Transfer(40, 0, -1, 0.0, 1.5, 2.0, "handed_over")
+    metrics.finished(over(Attempt(Target(decode, "m", "load", prefill=P), 1.5, transfer=transfer)))
+    for at in (7.0, 9.0, 11.0, 13.0):
+        metrics.proofs.read(reading(decode, -1, at))
+    found = exposed(metrics)
+    assert found['tl_gateway_handoffs_unconfirmed_total{worker_id="d2"}'] == 1
+    assert found['tl_gateway_handoffs_recomputed_total{worker_id="d2"}'] == 0
+    assert not any(name.startswith("tl_gateway_worker_remote_tokens_total{") for name in found)
+
+
+def test_workers_that_left_take_no_memory_between_two_scrapes() -> None:
+    class Watched(Worker):
+        __slots__ = ("__weakref__",)
+
+    metrics = Metrics(lambda: (), [CHAT])
+    kept = []
+    for number in range(3000):
+        worker = Watched(f"w{number}", model="m", http_address="h:1")
+        metrics.proofs.handed_over(worker, 1, 1.0)
+        kept.append(weakref.ref(worker))
+    del worker
+    assert sum(each() is not None for each in kept) <= 1024

@@ -147,6 +147,7 @@ class Rounds:
                 _missing(model, served, told=reading.models is not None),
             ),
             max_model_len=next(lengths, 0),
+            stale=any(self._lost[path] for path in self._asked),
         )
         told = {
             "running": reading.running,

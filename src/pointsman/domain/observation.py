@@ -15,7 +15,8 @@ __all__ = ["Health", "Observation"]
 class Observation(Struct, frozen=True, kw_only=True):
     """The state of a worker after a round of probes, in the words of `Worker`.
 
-    -1 stands for a number that the engine does not say, "" for a text.
+    -1 stands for a number that the engine does not say, "" for a text. `stale` says that some of it is from an earlier
+    round, as an answer was lost.
     """
 
     up: bool
@@ -33,6 +34,7 @@ class Observation(Struct, frozen=True, kw_only=True):
     kv_usage: float = -1.0
     cached_tokens: int = -1
     remote_tokens: int = -1
+    stale: bool = False
 
 
 class Health:

@@ -12,6 +12,7 @@ from prometheus_client.metrics_core import Metric
 
 from pointsman.domain.calibration import Calibrations
 from pointsman.flow.exchange import Attempt, Exchange
+from pointsman.observe.proofs import Proofs
 
 __all__ = ["HandoffCounts", "cascade_families"]
 
@@ -24,9 +25,13 @@ TOKENS = ("prompt", "cached", "resumed")
 
 
 class HandoffCounts:
-    """Counts hand-offs by how they ended, and how long their parts took."""
+    """Counts hand-offs by how they ended, and how long their parts took.
 
-    def __init__(self) -> None:
+    `proofs` hears of those that seem to have worked, where the decode worker does not say so.
+    """
+
+    def __init__(self, proofs: Proofs) -> None:
+        self._proofs = proofs
         self._outcomes: dict[str, int] = {}
         self._tokens = dict.fromkeys(TOKENS, 0)
         self._counts = {phase: [0] * (len(PHASE_BOUNDS) + 1) for phase in PHASES}
@@ -41,6 +46,8 @@ class HandoffCounts:
         self._tokens["prompt"] += transfer.tokens
         self._tokens["cached"] += transfer.cached
         self._tokens["resumed"] += max(transfer.resumed, 0)
+        if outcome == "handed_over" and transfer.resumed < 0:
+            self._proofs.handed_over(attempt.target.worker, transfer.tokens, transfer.decode_at)
         if transfer.tokenize_at and transfer.prefill_at:
             self._took("tokenize", transfer.prefill_at - transfer.tokenize_at)
         if transfer.prefill_at and transfer.decode_at:

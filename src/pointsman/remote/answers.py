@@ -29,7 +29,8 @@ Count = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 class WorkerRow(Struct, frozen=True, kw_only=True):
     """One live worker; `drained` says that its model is, `oldest_request_s` is None while it has no request.
 
-    `source` is who lists it, `degraded` what of it cannot be read.
+    `source` is who lists it, `degraded` what of it cannot be read, `handoffs_recomputed` how many hand-offs brought it
+    nothing.
     """
 
     worker_id: str
@@ -51,6 +52,7 @@ class WorkerRow(Struct, frozen=True, kw_only=True):
     in_flight: Count = 0
     load: Count = 0
     oldest_request_s: float | None = None
+    handoffs_recomputed: Count = 0
 
     @property
     def state(self) -> str:

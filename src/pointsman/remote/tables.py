@@ -81,7 +81,10 @@ def workers_table(workers: Workers) -> RenderableType:
 
 def state_cell(worker: WorkerRow) -> Text:
     """Return whether a worker gets requests, coloured, and what is wrong with it."""
-    why = f": {printable(worker.degraded)}" if worker.degraded else ""
+    wrong = [printable(worker.degraded)] if worker.degraded else []
+    if worker.handoffs_recomputed:
+        wrong.append(f"{_count(worker.handoffs_recomputed, 'hand-off')} brought it nothing")
+    why = f": {'; '.join(wrong)}" if wrong else ""
     return Text(worker.state + why, style=STATES[worker.state])
 
 

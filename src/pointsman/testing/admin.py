@@ -98,6 +98,7 @@ class Operated:
         self.router = Router(self.registry, LeastOutstanding(), RouteTable())
         self.live: list[tuple[Worker, float]] = []
         self.past: list[Decision] = []
+        self.recomputed: dict[Worker, int] = {}
         self.searched: dict[str, Any] = {}
         self.reloaded = Reload(at=1.0, ok=True, trigger="api", message="")
         self.store = Store(None)
@@ -127,6 +128,7 @@ class Operated:
             decisions=self._decisions,
             parse=parse_request,
             calibrations=Calibrations(),
+            recomputed=lambda worker: self.recomputed.get(worker, 0),
             stats=self._stats,
             configuration=self._configuration,
             reload=self._reload,

@@ -203,6 +203,7 @@ def _worker_state(parts: AdminParts, worker: Worker, left: _Left) -> WorkerState
         load=load_of(worker),
         requests_left=len(begun),
         oldest_request_s=left.oldest(begun),
+        handoffs_recomputed=parts.recomputed(worker),
     )
 
 

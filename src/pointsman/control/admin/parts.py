@@ -25,6 +25,7 @@ class AdminParts:
     it began. `decisions` finds records, newest first, by the keywords `model`, `worker` and `request_id` (None for
     any), at most `limit`. `parse` reads an inference body, given with the id of the request, as the data plane does.
     `reload` returns what became of it, whatever that is. `now` is monotonic, `wall` is Unix time, both in seconds.
+    `recomputed` returns how many hand-offs brought a worker nothing.
     """
 
     registry: Registry
@@ -40,3 +41,4 @@ class AdminParts:
     reload: Callable[[], Awaitable[Reload]]
     now: Callable[[], float]
     wall: Callable[[], float]
+    recomputed: Callable[[Worker], int] = lambda worker: 0

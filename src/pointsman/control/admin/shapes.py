@@ -108,6 +108,13 @@ class WorkerState(Struct, frozen=True, kw_only=True):
     oldest_request_s: Annotated[
         float | None, _said("Age of the oldest of them in seconds, null if there is none.")
     ]
+    handoffs_recomputed: Annotated[
+        int,
+        _said(
+            "Hand-offs that brought it no tokens, by its own counter: it computed the prompts again, or had them in "
+            "its own cache. 0 where all arrived, or nobody can tell."
+        ),
+    ]
 
 
 class Workers(Struct, frozen=True):
