@@ -14,6 +14,8 @@ from pointsman.flow.connectors import CONNECTORS
 TESTS = Path(__file__).parent
 DOCS = TESTS.parent / "docs"
 PAGE = (DOCS / "engines.md").read_text()
+README = (DOCS.parent / "README.md").read_text()
+EXAMPLES = re.findall(r"```toml\n(.*?)```", PAGE + README, re.DOTALL)
 CAPABILITIES = (
     *("Discovery", "Readiness", "Load", "Tokenize", "Hand-off", "LoRA", "Abort", "Cached tokens"),
     "APIs",
@@ -119,8 +121,8 @@ def test_the_page_says_what_shows_that_the_cache_was_used(connector: str) -> Non
     assert f"`{connector}`" in "".join(re.findall(r"^\| ([^|]*) \|", proofs, re.MULTILINE))
 
 
-@pytest.mark.parametrize("example", re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL))
-def test_its_examples_load(tmp_path: Path, example: str) -> None:
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_its_examples_and_that_of_the_readme_load(tmp_path: Path, example: str) -> None:
     path = tmp_path / "gateway.toml"
     heading = "" if "[gateway]" in example else '[gateway]\nlisten = "127.0.0.1:1"\n'
     path.write_text(heading + example)
