@@ -105,8 +105,7 @@ class Registry:
     Call `expire(now)` before reading; it is free when nothing is due. `on_join` and `on_leave` are called with the
     worker when one joins, and when one is evicted or replaced by its next life. They are called after the change is
     complete, so they may read the registry. `on_reading` is called for a polled one whose numbers were all read
-    anew: a heartbeat may repeat what its sender read long ago. `on_change` is called whenever something changes about
-    who may take requests, never by a heartbeat that only moves numbers. It may be amid a change: read later.
+    anew: a heartbeat may repeat what its sender read long ago.
     """
 
     def __init__(
@@ -121,7 +120,6 @@ class Registry:
         """No worker is due before this moment (it may be early, never late); infinity when nobody can expire."""
         self.on_join: list[Callable[[Worker], None]] = []
         self.on_leave: list[Callable[[Worker], None]] = []
-        self.on_change: list[Callable[[], None]] = []
         self.on_reading: list[Callable[[Worker], None]] = []
         self._workers: dict[str, Worker] = {}
         self._drained: frozenset[str] = frozenset()
@@ -293,11 +291,6 @@ class Registry:
         self._drained -= {model}
         self._change()
 
-    def renew(self, route_epoch: int) -> None:
-        """Announce a new table of routes: workers hear of its epoch with their next heartbeat."""
-        self.route_epoch = route_epoch
-        self._tell_change()
-
     def remember(self, model: str, at: float) -> None:
         """Note that `model` had a worker at `at` (monotonic seconds), for instance before a restart."""
         if at > self._seen.get(model, -math.inf):
@@ -423,11 +416,6 @@ class Registry:
     def _change(self) -> None:
         self._snapshot = None
         self._stale = True
-        self._tell_change()
-
-    def _tell_change(self) -> None:
-        for listener in self.on_change:
-            listener()
 
     def _index(self) -> None:
         groups: dict[tuple[str, Role], list[Worker]] = {}
