@@ -194,12 +194,14 @@ class Gateway:
             random=random.random,
             miss_limit=options.poll_miss_limit,
             hit_limit=options.poll_hit_limit,
+            on_change=self.metrics.polled,
             on_fault=lambda: self.metrics.fault("polling"),
         )
         self._poller.start()
         self._sources = Sources(
             self.registry,
             sleep=asyncio.sleep,
+            on_left_out=self.metrics.left_out,
             on_fault=lambda: self.metrics.fault("discovery"),
         )
         self._sources.set(self._source_specs(options))
@@ -406,7 +408,9 @@ class Gateway:
         }
 
     def _source_specs(self, options: GatewayConfig) -> list[SourceSpec]:
-        return source_specs(options, lambda: self.metrics.fault("discovery"))
+        return source_specs(
+            options, lambda: self.metrics.fault("discovery"), self.metrics.source_said
+        )
 
     async def _listen(
         self, listen: str, server: Server, context: ssl.SSLContext | None = None
@@ -514,6 +518,7 @@ class Gateway:
         for rotate in rotations:
             rotate()
         self._sources.set(sources)
+        self.metrics.forget_sources({each.name for each in sources})
         values = {key: getattr(wanted, key) for key in changed}
         self.config = msgspec.structs.replace(self.config, **values)
         if policy is not self.router.policy:

@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 from pointsman import parts
 from pointsman.config import (
@@ -35,9 +36,16 @@ from pointsman.net.clock import monotonic
 
 __all__ = ["asking", "source_specs"]
 
+Said: TypeAlias = Callable[[str, str], None]
+"""Hears what a source says of its list."""
 
-def source_specs(options: GatewayConfig, on_fault: Callable[[], None]) -> list[SourceSpec]:
+
+def source_specs(
+    options: GatewayConfig, on_fault: Callable[[], None], said: Said
+) -> list[SourceSpec]:
     """Return the sources of the configuration. Nothing is started.
+
+    `said` gets the name of a source of Kubernetes, and "" or why its list may be old or not whole.
 
     Raises ConfigError for one whose extra is not installed.
     """
@@ -45,7 +53,10 @@ def source_specs(options: GatewayConfig, on_fault: Callable[[], None]) -> list[S
         return [
             *(_spec(each, partial(_dns, each, _lookup(each))) for each in options.dns),
             *(_spec(each, partial(_file, each, on_fault)) for each in options.worker_files),
-            *(_spec(each, partial(_Cluster, each, ApiServer())) for each in options.kubernetes),
+            *(
+                _spec(each, partial(_Cluster, each, ApiServer(), said))
+                for each in options.kubernetes
+            ),
         ]
     except (KubernetesMissing, LookupFailed) as error:
         raise ConfigError(str(error)) from error
@@ -102,9 +113,10 @@ def _file(options: WorkerFile, on_fault: Callable[[], None]) -> File:
 class _Cluster:
     """The pods of a Kubernetes cluster, as one of several sources."""
 
-    def __init__(self, options: KubernetesSource, server: ApiServer) -> None:
+    def __init__(self, options: KubernetesSource, server: ApiServer, said: Said) -> None:
         self._options = options
         self._server = server
+        self._said = said
 
     async def run(self, found: Callable[[list[Found]], None]) -> None:
         """Follow them until cancelled."""
@@ -117,7 +129,9 @@ class _Cluster:
             selector=options.selector,
             inference_pool=options.inference_pool,
             port=options.port,
+            on_degraded=partial(self._said, options.source),
         )
+        self._said(options.source, "")
         pods.start()
         try:
             await asyncio.get_running_loop().create_future()

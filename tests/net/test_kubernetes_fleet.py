@@ -1,6 +1,7 @@
 """A whole gateway in a cluster: pods are engines, and the API server may be gone for longer than they are."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -46,6 +47,13 @@ def routable(gateway: Gateway) -> list[str]:
     )
 
 
+def degraded(gateway: Gateway) -> int:
+    """What the metrics say of the source."""
+    exposed = gateway.metrics.render().decode()
+    (found,) = re.findall(r"^tl_gateway_source_degraded{.*} (\d)", exposed, re.MULTILINE)
+    return int(found)
+
+
 async def until(holds: Callable[[], object]) -> None:
     for _ in range(1000):
         if holds():
@@ -89,10 +97,13 @@ async def test_r01_an_engine_that_was_deleted_while_the_api_was_away_is_gone_whe
         api.put(runs(b))
         async with running(kubernetes=[SOURCE]) as gateway:
             await until(lambda: routable(gateway) == ["a.default", "b.default"])
+            assert degraded(gateway) == 0
             await api.down()
+            await until(lambda: degraded(gateway) == 1)
             api.delete("a")
             assert await chat(gateway) == 200, "requests do not need the API server"
             assert routable(gateway) == ["a.default", "b.default"]
             await api.up()
+            await until(lambda: degraded(gateway) == 0)
             await until(lambda: routable(gateway) == ["b.default"])
             assert await chat(gateway) == 200

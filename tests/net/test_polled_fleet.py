@@ -122,6 +122,10 @@ async def test_r17_b02_a_file_of_workers_is_followed_and_load_that_is_missing_is
             degraded = await seen.until(lambda worker: worker.up, "b")
             assert "metrics 404" in degraded.degraded
             assert seen.worker("a") is None
+            exposed = seen.gateway.metrics.render().decode()
+            assert 'tl_gateway_worker_degraded{worker_id="b"} 1.0' in exposed
+            assert 'tl_gateway_poll_changes_total{state="degraded"} 1.0' in exposed
+            assert 'worker_id="a"' not in exposed
             probed = engine.seen("probed")
             await other.reached("probed", other.seen("probed") + 8)
             assert engine.seen("probed") == probed

@@ -571,21 +571,26 @@ def test_workers_are_counted_by_role_and_state() -> None:
             Worker("a", model="m", http_address="h:1"),
             Worker("b", model="m", http_address="h:2", draining=True),
             Worker("c", model="m", http_address="h:3", role=Role.DECODE),
+            Worker("d", model="m", http_address="h:4", polled=True, role=Role.DECODE),
+            Worker("e", model="m", http_address="h:5", terminating=True, role=Role.PREFILL),
         )
 
     metrics = Metrics(fleet, PATHS)
     counts = {
         (role, state): value(metrics, "tl_gateway_workers", role=role, state=state)
         for role in ("unified", "prefill", "decode")
-        for state in ("healthy", "draining")
+        for state in ("healthy", "draining", "down")
     }
     assert counts == {
         ("unified", "healthy"): 1,
         ("unified", "draining"): 1,
+        ("unified", "down"): 0,
         ("prefill", "healthy"): 0,
-        ("prefill", "draining"): 0,
+        ("prefill", "draining"): 1,
+        ("prefill", "down"): 0,
         ("decode", "healthy"): 1,
         ("decode", "draining"): 0,
+        ("decode", "down"): 1,
     }
 
 
@@ -600,6 +605,52 @@ def test_r01_the_gauges_of_a_dead_worker_go_with_it() -> None:
     assert value(metrics, "tl_gateway_in_flight", worker_id="a") is None
     assert value(metrics, "tl_gateway_worker_load", worker_id="a") is None
     assert value(metrics, "tl_gateway_workers", role="unified", state="healthy") == 0
+
+
+def test_a_polled_worker_is_up_or_not_and_read_in_full_or_not_as_long_as_it_is_there() -> None:
+    polled = Worker("p", model="m", http_address="h:1", polled=True)
+    fleet = [polled, Worker("s", model="m", http_address="h:2", static=True)]
+    metrics = Metrics(lambda: fleet, PATHS)
+    said = []
+    for up, degraded in ((False, "health: refused"), (True, "metrics 404"), (True, "")):
+        polled.up, polled.degraded = up, degraded
+        metrics.polled(polled)
+        said.append(
+            tuple(
+                value(metrics, f"tl_gateway_worker_{name}", worker_id="p")
+                for name in ("up", "degraded")
+            )
+        )
+    assert said == [(0, 1), (1, 1), (1, 0)]
+    for state in ("down", "degraded", "up"):
+        assert value(metrics, "tl_gateway_poll_changes_total", state=state) == 1
+    assert value(metrics, "tl_gateway_worker_up", worker_id="s") is None
+    fleet.remove(polled)
+    assert value(metrics, "tl_gateway_worker_up", worker_id="p") is None
+    assert value(metrics, "tl_gateway_worker_degraded", worker_id="p") is None
+
+
+def test_what_a_source_lists_is_told_by_source_and_ends_with_it() -> None:
+    metrics = Metrics(nobody, PATHS)
+    for _ in range(2):
+        metrics.left_out("dns engines:8000")
+    metrics.source_said("kubernetes a", "403")
+    metrics.source_said("kubernetes b", "")
+    assert value(metrics, "tl_gateway_workers_left_out_total", source="dns engines:8000") == 2
+    assert value(metrics, "tl_gateway_source_degraded", source="kubernetes a") == 1
+    assert value(metrics, "tl_gateway_source_degraded", source="kubernetes b") == 0
+    metrics.source_said("kubernetes a", "")
+    assert value(metrics, "tl_gateway_source_degraded", source="kubernetes a") == 0
+    metrics.forget_sources({"kubernetes b"})
+    assert value(metrics, "tl_gateway_source_degraded", source="kubernetes a") is None
+    assert value(metrics, "tl_gateway_source_degraded", source="kubernetes b") == 0
+
+
+def test_o02_sources_without_end_share_one_label() -> None:
+    metrics = Metrics(nobody, PATHS)
+    for number in range(100):
+        metrics.left_out(f"file {number}")
+    assert value(metrics, "tl_gateway_workers_left_out_total", source="_other") == 36
 
 
 def test_a_label_from_outside_cannot_break_the_exposition() -> None:

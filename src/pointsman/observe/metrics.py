@@ -58,6 +58,9 @@ GONE = ""
 DEAD_KEPT = 1024
 """Workers that have counts and may be dead, until somebody looks which of them are."""
 
+STATES = ("healthy", "draining", "down")
+"""What a live worker can be, for the gauge of them."""
+
 REFUSALS = ("invalid_api_key", "insufficient_scope")
 """The errors that are a matter of keys."""
 
@@ -147,6 +150,7 @@ class Metrics:
         self._tenants: dict[str, str] = {}
         self._errors: dict[str, str] = {}
         self._reasons: dict[str, str] = {}
+        self._source_names: dict[str, str] = {}
         self._requests: dict[_Asked, _Requests] = {}
         self._answers: dict[tuple[str, str, int], _Series] = {}
         self._tries: dict[str, dict[_Tried, int]] = {GONE: {}}
@@ -158,6 +162,9 @@ class Metrics:
         self._reload_worked = True
         self._engine_drains = {"success": 0, "failure": 0}
         self._faults: dict[str, int] = {}
+        self._poll_changes: dict[str, int] = {}
+        self._left_out: dict[str, int] = {}
+        self._sources: dict[str, bool] = {}
         self._connections = {"downstream": 0, "upstream": 0}
         self._stale_resends = 0
         self._pool_waits = 0
@@ -245,6 +252,22 @@ class Metrics:
         self._reload_worked = worked
         if worked:
             self._reloaded_at = self._wall()
+
+    def polled(self, worker: Worker) -> None:
+        """Count a worker that went up or down, or of which another part can be read than before."""
+        _add(self._poll_changes, _polled_state(worker))
+
+    def left_out(self, source: str) -> None:
+        """Count a worker that a source found and that could not be taken."""
+        _add(self._left_out, _capped(source, self._source_names))
+
+    def source_said(self, source: str, reason: str) -> None:
+        """Note why the list of a source may be old or not whole, "" for no reason."""
+        self._sources[source] = bool(reason)
+
+    def forget_sources(self, kept: Collection[str]) -> None:
+        """End the series of the sources that are not among those `kept`."""
+        self._sources = {name: said for name, said in self._sources.items() if name in kept}
 
     def engine_drained(self, *, worked: bool) -> None:
         """Count an engine that was told to drain, and whether it took that."""
@@ -459,6 +482,8 @@ class Metrics:
             ("engine_drains", "Engines told to drain.", "outcome", self._engine_drains),
             ("spans", "Spans by what became of them.", "outcome", self.spans()),
             ("faults", "Exceptions that nobody foresaw.", "where", self._faults),
+            ("poll_changes", "What polled workers turned to.", "state", self._poll_changes),
+            ("workers_left_out", "Workers found but not taken.", "source", self._left_out),
         ):
             family = CounterMetricFamily(f"tl_gateway_{name}_total", doc, labels=[label])
             for value, count in counts.items():
@@ -510,14 +535,32 @@ class Metrics:
         load = GaugeMetricFamily(
             "tl_gateway_worker_load", "In flight plus the worker's queue.", labels=["worker_id"]
         )
-        states = {(str(role), state): 0 for role in Role for state in ("healthy", "draining")}
+        up = GaugeMetricFamily(
+            "tl_gateway_worker_up", "Whether a polled worker is up, 1 or 0.", labels=["worker_id"]
+        )
+        degraded = GaugeMetricFamily(
+            "tl_gateway_worker_degraded",
+            "Whether some of a polled worker cannot be read, 1 or 0.",
+            labels=["worker_id"],
+        )
+        source = GaugeMetricFamily(
+            "tl_gateway_source_degraded",
+            "Whether the list of a source may be old or not whole, 1 or 0.",
+            labels=["source"],
+        )
+        states = {(str(role), state): 0 for role in Role for state in STATES}
         for worker in self._workers():
-            states[str(worker.role), "draining" if worker.draining else "healthy"] += 1
+            states[str(worker.role), _state(worker)] += 1
+            if worker.polled:
+                up.add_metric([worker.id], worker.up)
+                degraded.add_metric([worker.id], bool(worker.degraded))
             in_flight.add_metric([worker.id], worker.in_flight)
             load.add_metric([worker.id], load_of(worker))
         for labels, count in states.items():
             fleet.add_metric(labels, count)
-        yield from (fleet, in_flight, load)
+        for name, is_degraded in self._sources.items():
+            source.add_metric([name], is_degraded)
+        yield from (fleet, in_flight, load, up, degraded, source)
 
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
@@ -531,6 +574,20 @@ class _Families(Collector):
 
     def collect(self) -> Iterator[Metric]:
         return self._metrics.families()
+
+
+def _state(worker: Worker) -> str:
+    """Return whether a worker may get requests, and why not."""
+    if not worker.up:
+        return "down"
+    return "draining" if worker.draining or worker.terminating else "healthy"
+
+
+def _polled_state(worker: Worker) -> str:
+    """Return what polling says of a worker."""
+    if not worker.up:
+        return "down"
+    return "degraded" if worker.degraded else "up"
 
 
 def _capped(value: str, known: dict[str, str]) -> str:
