@@ -5,10 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from pointsman.config import SourceOptions
+from pointsman.config import (
+    DnsSource,
+    GatewayConfig,
+    KubernetesSource,
+    SourceOptions,
+    StaticWorker,
+    WorkerFile,
+)
 from pointsman.control.discovery.found import Found
 from pointsman.errors import BadRequest
-from pointsman.parts import found_worker, static_worker
+from pointsman.parts import found_worker, permit_key, static_worker
 
 ENGINE = {"id": "a", "url": "http://h:8000", "model": "m"}
 SECRET = "sk-not-for-your-eyes"
@@ -126,3 +133,48 @@ def test_what_a_source_found_and_cannot_be_used_is_an_error_that_names_it(
     with pytest.raises(BadRequest, match=f"worker a: {param}: ") as refused:
         found_worker(SourceOptions(), found, "x")
     assert refused.value.param == param
+
+
+KEYED = GatewayConfig(
+    workers=(StaticWorker(id="a", url="http://h:8000", api_key_env="A_KEY"),),
+    dns=(DnsSource(name="engines", port=8000, api_key_env="B_KEY"),),
+    worker_files=(WorkerFile(file="engines.json", api_key_file="/keys/c"),),
+    kubernetes=(KubernetesSource(selector="app=x", api_key_file="/keys/d"),),
+    keys_file="/keys/callers",
+)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"api_key_env": "", "api_key_file": ""},
+        {"api_key_env": "A_KEY"},
+        {"api_key_env": "B_KEY"},
+        {"api_key_file": "/keys/c"},
+        {"api_key_file": "/keys/d"},
+    ],
+)
+def test_a_key_that_the_configuration_uses_may_be_named_by_others(values: dict[str, str]) -> None:
+    permit_key(ENGINE | values, KEYED)
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("api_key_env", KEYED.pepper_env),
+        ("api_key_env", "PATH"),
+        ("api_key_env", "/keys/c"),
+        ("api_key_file", "A_KEY"),
+        ("api_key_file", "/keys/callers"),
+        ("api_key_file", "/keys/./c"),
+        ("api_key_file", "/etc/hostname"),
+    ],
+)
+def test_no_other_variable_or_file_can_be_named_and_nothing_is_said_of_it(
+    key: str, name: str
+) -> None:
+    with pytest.raises(BadRequest) as refused:
+        permit_key(ENGINE | {key: name}, KEYED)
+    assert refused.value.param == key
+    assert name not in refused.value.message

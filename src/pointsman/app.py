@@ -351,6 +351,7 @@ class Gateway:
             self.router,
             self.store,
             build=parts.static_worker,
+            permit=lambda values: parts.permit_key(values, self.config),
             servable=lambda routes: servable(routes, self._acceptors),
             now=monotonic,
             drained=lambda worked: self.metrics.engine_drained(worked=worked),

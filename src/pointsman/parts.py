@@ -46,6 +46,7 @@ __all__ = [
     "found_worker",
     "key_file",
     "mounts",
+    "permit_key",
     "policy",
     "static_worker",
     "store",
@@ -187,6 +188,23 @@ def static_worker(values: Static, environ: Mapping[str, str] = os.environ) -> Wo
         return static.worker(_credentials(static, environ))
     except Unusable as error:
         raise _refused(static.id, error) from None
+
+
+def permit_key(values: Static, options: GatewayConfig) -> None:
+    """Check that a worker that the admin API lists names no other key than the configuration file does.
+
+    Whoever lists a worker says where its key is sent. So the operator of the machine says what is a key of an engine at
+    all: any other variable or file may hold a secret of the gateway or of its host. Raises BadRequest with `param`,
+    and says nothing of what is there.
+    """
+    listed = (*options.workers, *options.dns, *options.worker_files, *options.kubernetes)
+    for key in ("api_key_env", "api_key_file"):
+        name = values.get(key)
+        if name and name not in {getattr(each, key) for each in listed}:
+            raise BadRequest(
+                f"{key}: only what the configuration file itself uses as {key} can be named here",
+                param=key,
+            )
 
 
 def found_worker(

@@ -98,6 +98,7 @@ class Life:
             self.router,
             self.disk,
             build=static_worker,
+            permit=lambda values: None,
             servable=servable,
             now=lambda: self.now,
             drained=self.outcomes.put_nowait,

@@ -162,6 +162,7 @@ async def test_a_drain_reaches_the_engines_that_are_up_and_fails_for_none_that_i
         Router(registry, LeastOutstanding(), RouteTable()),
         store,
         build=static_worker,
+        permit=lambda values: None,
         servable=servable,
         now=lambda: 0.0,
         drained=outcomes.put_nowait,
@@ -191,6 +192,7 @@ async def test_an_end_does_not_wait_for_an_engine_that_is_still_draining() -> No
         Router(registry, LeastOutstanding(), RouteTable()),
         store,
         build=static_worker,
+        permit=lambda values: None,
         servable=servable,
         now=lambda: 0.0,
     )

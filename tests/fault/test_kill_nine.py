@@ -146,6 +146,7 @@ class InProcess:
             self._router,
             Store(folder),
             build=static_worker,
+            permit=lambda values: None,
             servable=servable,
             now=lambda: 0.0,
         )

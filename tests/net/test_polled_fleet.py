@@ -12,7 +12,7 @@ import pytest
 from pointsman.app import Gateway
 from pointsman.config import StaticWorker, WorkerFile
 from pointsman.domain.worker import Worker
-from pointsman.testing.client import Client, post
+from pointsman.testing.client import Client, Response, post
 from pointsman.testing.engines import FakeVllm
 from pointsman.testing.gateways import running
 from pointsman.testing.handoffs import Say
@@ -72,6 +72,38 @@ async def test_r12_probes_have_the_key_and_the_base_path_of_the_worker_and_so_ha
             assert (worker.dialect, worker.model, worker.degraded) == ("vllm", "m", "")
             assert worker.queue_depth == 3
             assert await seen.chat() == 200
+
+
+async def test_the_admin_api_sends_no_secret_but_the_keys_of_engines_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, other = tmp_path / "key", tmp_path / "other"
+    key.write_text(KEY)
+    other.write_text("a-secret-of-the-host")
+    monkeypatch.setenv("SOME_SECRET", "a-secret-of-the-gateway")
+    async with FakeVllm("a") as engine, FakeVllm("b") as elsewhere:
+        engine.key = elsewhere.key = KEY
+        async with watched(listed=[listed(engine, api_key_file=str(key))]) as seen:
+
+            async def put(**fields: str) -> Response:
+                body = {"url": f"http://{elsewhere.http.address}", **fields}
+                async with Client(seen.gateway.address) as client:
+                    return await client.ask(post(body, "/admin/v1/workers/b", method="PUT"))
+
+            for fields in (
+                {"api_key_env": "SOME_SECRET"},
+                {"api_key_env": "NO_SUCH_VARIABLE_OF_OURS"},
+                {"api_key_file": str(other)},
+                {"api_key_file": str(tmp_path / "none")},
+            ):
+                refused = await put(**fields)
+                (param,) = fields
+                assert (refused.status, refused.error["param"]) == (400, param)
+                said = f"{param}: only what the configuration file itself uses"
+                assert str(refused.error["message"]).startswith(said)
+            assert seen.worker("b") is None
+            assert (await put(api_key_file=str(key))).status == 201
+            assert (await seen.until(lambda worker: worker.up, "b")).degraded == ""
 
 
 async def test_r13_without_the_key_the_worker_says_so_and_a_configured_model_is_routed() -> None:

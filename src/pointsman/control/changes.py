@@ -52,8 +52,9 @@ class Servable(Protocol):
 class Changes:
     """Changes the registry and the router of a gateway, and keeps what it changed in the store.
 
-    `build` makes a worker of plain values, or raises BadRequest with `param`; `now` is monotonic seconds; `drained`
-    hears of every engine that was asked to drain, and whether it did.
+    `build` makes a worker of plain values, or raises BadRequest with `param`; `permit` raises that for values that only
+    the configuration file may give; `now` is monotonic seconds; `drained` hears of every engine that was asked to
+    drain, and whether it did.
 
     Every method but `stop` raises StateUnavailable where the store cannot be written; nothing has changed then.
     """
@@ -65,6 +66,7 @@ class Changes:
         store: Store,
         *,
         build: Callable[[Static], Worker],
+        permit: Callable[[Static], None],
         servable: Servable,
         now: Callable[[], float],
         drained: Callable[[bool], None] = lambda worked: None,
@@ -74,6 +76,7 @@ class Changes:
         self._router = router
         self._store = store
         self._build = build
+        self._permit = permit
         self._servable = servable
         self._now = now
         self._heard = drained
@@ -202,6 +205,7 @@ class Changes:
 
     async def _put_worker(self, worker_id: str, wanted: Static) -> bool:
         async with self._lock:
+            self._permit(wanted)
             self._refuse_announced(worker_id)
             is_new = all(each["id"] != worker_id for each in self._static)
             others = [each for each in self._static if each["id"] != worker_id]

@@ -109,6 +109,7 @@ class Operated:
             self.router,
             self.store,
             build=static_worker,
+            permit=lambda values: None,
             servable=lambda routes: None,
             now=lambda: self.now,
             drain_engine=self._drain_engine,

@@ -65,9 +65,10 @@ async def list_workers(call: Call, query: WorkersQuery) -> Workers:
 async def put_worker(call: Call, id: str, body: Body[WorkerRequest]) -> Answer[WorkerState]:
     """Add or change a static worker.
 
-    201 for a new one. Its API key is not sent here: `api_key_env` and `api_key_file` name where the gateway finds it. A
-    worker that announces itself cannot be changed here: its engine would say otherwise with the
-    next heartbeat. With a new address it is a new worker, and the requests of the former one end where they are.
+    201 for a new one. Its API key is not sent here: `api_key_env` and `api_key_file` name where the gateway
+    finds it, and can only name what its configuration file uses for that, too. A worker that announces itself
+    cannot be changed here: its engine would say otherwise with the next heartbeat. With a new address it is a
+    new worker, and the requests of the former one end where they are.
     """
     wanted = body.read()
     parts = call.parts
