@@ -15,7 +15,7 @@ from pointsman.control.changes import Changes
 from pointsman.control.engines import EngineUnavailable
 from pointsman.control.store import Document, Store, StoreError
 from pointsman.domain.policy.least_outstanding import LeastOutstanding
-from pointsman.domain.registry import InvalidReport, Registry, WorkerReport
+from pointsman.domain.registry import STATIC, InvalidReport, Registry, WorkerReport
 from pointsman.domain.router import Router
 from pointsman.domain.routes import Backend, Route, RouteTable, Step
 from pointsman.domain.worker import Worker
@@ -859,3 +859,34 @@ async def test_a_heartbeat_cannot_take_the_id_of_a_static_worker_that_is_being_w
     with pytest.raises(StateUnavailable):
         await life.put_worker("u")
     assert life.beat("u").id == "u"
+
+
+async def test_a_source_cannot_take_the_id_of_a_static_worker_that_is_being_written(
+    lives: Lives,
+) -> None:
+    life = lives.present
+    await life.begin()
+    task = await life.held_up(life.put_worker("s"))
+    with pytest.raises(InvalidReport, match="'s' belongs to a static worker"):
+        life.registry.set_listed("dns", [Worker("s", model="m", http_address="h:9")])
+    life.disk.free.set()
+    assert await task
+    assert life.worker("s").source == STATIC
+
+
+async def test_a_worker_that_was_found_gives_way_to_the_one_that_an_operator_puts(
+    lives: Lives,
+) -> None:
+    life = lives.present
+    await life.begin()
+    life.registry.set_listed("dns", [Worker("s", model="m", http_address="h:9")])
+    with pytest.raises(NotFound):
+        await life.changes.delete_worker("s")
+    assert await life.put_worker("s")
+    assert life.worker("s").source == STATIC
+    life = lives.next()
+    life.registry.set_listed("dns", [Worker("s", model="m", http_address="h:9")])
+    await life.begin()
+    assert life.worker("s").source == STATIC
+    await life.changes.delete_worker("s")
+    assert life.ids() == []

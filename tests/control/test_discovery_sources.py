@@ -345,3 +345,47 @@ async def test_a_retry_that_waits_when_the_stop_comes_is_not_made() -> None:
     await fleet.sources.stop()
     await fleet.clock.settle()
     assert fleet.ids() == {}
+
+
+def static(id: str) -> Worker:
+    return Worker(id, model="m", http_address="static:80")
+
+
+async def test_an_operator_s_worker_comes_first_though_it_comes_later() -> None:
+    fleet = Fleet()
+    await fleet.both()
+    fleet.one.tell(found("a", "b"))
+    fleet.registry.set_static([static("a")])
+    await fleet.clock.settle()
+    assert fleet.ids() == {STATIC: ["a"], "one": ["b"]}
+    assert fleet.sources.left_out["one"] == {"a": "worker_id 'a' is taken"}
+    assert fleet.left_out == ["one"]
+    fleet.registry.set_static([])
+    await fleet.clock.settle()
+    assert fleet.ids() == {"one": ["a", "b"]}
+    assert fleet.sources.left_out["one"] == {}
+    await fleet.sources.stop()
+
+
+async def test_a_source_leaves_alone_what_an_operator_is_about_to_take() -> None:
+    fleet = Fleet(workers_max=3)
+    await fleet.both()
+    with fleet.registry.reserved([static("t")]):
+        fleet.one.tell(found("a", "t", "b", "c"))
+        assert fleet.ids() == {"one": ["a", "b"]}
+        assert fleet.faults == 0
+        fleet.registry.set_static([static("t")])
+    await fleet.clock.settle()
+    assert fleet.ids() == {STATIC: ["t"], "one": ["a", "b"]}
+    await fleet.sources.stop()
+
+
+async def test_what_an_operator_did_not_take_after_all_is_the_source_s() -> None:
+    fleet = Fleet()
+    await fleet.both()
+    with pytest.raises(OSError, match="disk"), fleet.registry.reserved([static("t")]):
+        fleet.one.tell(found("a", "t"))
+        raise OSError("disk")
+    await fleet.clock.settle()
+    assert fleet.ids() == {"one": ["a", "t"]}
+    await fleet.sources.stop()

@@ -11,6 +11,7 @@ from pointsman.domain.observation import Observation
 from pointsman.domain.policy.weighted import Weighted
 from pointsman.domain.registry import (
     MEMORY_MODELS,
+    STATIC,
     Ack,
     InvalidReport,
     Registry,
@@ -622,6 +623,63 @@ def test_the_memory_is_bounded_and_forgets_the_oldest_first() -> None:
     assert "late" in seen
     assert "m10" not in seen
     assert "m11" in seen
+
+
+# Several who list workers.
+
+
+def test_what_is_reserved_for_an_operator_no_source_takes_nor_its_room() -> None:
+    registry = Registry(workers_max=3)
+    registry.set_listed("dns", [static("a")])
+    released: list[str] = []
+    registry.on_release.append(lambda: released.append(ids(registry.snapshot())))
+    with registry.reserved([static("t")]):
+        with pytest.raises(InvalidReport, match="'t' belongs to a static worker"):
+            registry.set_listed("dns", [static("a"), static("t")])
+        assert (registry.room("dns"), registry.room("file"), registry.room(STATIC)) == (2, 1, 2)
+        with pytest.raises(RegistryFull):
+            registry.set_listed("file", [static("b"), static("c")])
+        registry.set_listed("dns", [static("a"), static("b")])
+        registry.set_static([static("t")])
+    assert ids(registry.snapshot()) == "abt"
+    assert released == ["abt"]
+
+
+def test_a_source_keeps_the_id_that_an_operator_s_change_is_about_to_take_until_it_does() -> None:
+    registry = Registry()
+    registry.set_listed("dns", [static("a")])
+    with pytest.raises(OSError, match="disk"), registry.reserved([static("a")]):
+        registry.set_listed("dns", [static("a")])
+        raise OSError("disk")
+    assert [each.source for each in registry.snapshot()] == ["dns"]
+
+
+@pytest.mark.parametrize("port", [9001, 9002])
+def test_the_worker_of_an_operator_takes_the_place_of_one_that_was_found(port: int) -> None:
+    registry = Registry(workers_max=2)
+    found, other = static("a"), static("b")
+    registry.set_listed("dns", [found, other])
+    log = Log(registry)
+    wanted = static("a", port)
+    registry.check_static([wanted])
+    registry.set_static([wanted])
+    assert [(each.id, each.source) for each in registry.snapshot()] == [("a", STATIC), ("b", "dns")]
+    assert log.lines == ["leave a", "join a"]
+    assert log.workers == [found, wanted]
+    with pytest.raises(InvalidReport, match="'a' is taken"):
+        registry.set_listed("dns", [static("a")])
+    with pytest.raises(InvalidReport, match="'b' is taken"):
+        registry.set_listed("file", [static("b")])
+    registry.set_static([])
+    registry.set_listed("dns", [static("a"), static("b")])
+    assert [each.source for each in registry.snapshot()] == ["dns", "dns"]
+
+
+def test_no_operator_takes_the_place_of_a_worker_that_announces_itself() -> None:
+    registry = Registry()
+    registry.beat(report("a"), 0.0)
+    with pytest.raises(InvalidReport, match="'a' is taken"):
+        registry.set_static([static("a")])
 
 
 # What is read.

@@ -105,7 +105,8 @@ class Registry:
     Call `expire(now)` before reading; it is free when nothing is due. `on_join` and `on_leave` are called with the
     worker when one joins, and when one is evicted or replaced by its next life. They are called after the change is
     complete, so they may read the registry. `on_reading` is called for a polled one whose numbers were all read
-    anew: a heartbeat may repeat what its sender read long ago.
+    anew: a heartbeat may repeat what its sender read long ago. `on_release` is called when what was reserved is free
+    again, or taken.
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class Registry:
         self.on_join: list[Callable[[Worker], None]] = []
         self.on_leave: list[Callable[[Worker], None]] = []
         self.on_reading: list[Callable[[Worker], None]] = []
+        self.on_release: list[Callable[[], None]] = []
         self._workers: dict[str, Worker] = {}
         self._drained: frozenset[str] = frozenset()
         self._reserved: Set[str] = frozenset()
@@ -177,7 +179,8 @@ class Registry:
         One whose address stays as it was, and the way it is spoken to, keeps its object, with its counts, and takes the
         new model, role and capacity; one with a new address is a new worker; one that is not among `workers` leaves.
 
-        Raises `InvalidReport` for an id that is malformed, there twice, or of a worker that announces itself or that
+        What operators list comes first: their worker takes the id of one that was found, which leaves. Raises
+        `InvalidReport` for an id that is malformed, there twice, reserved, or of a worker that announces itself or that
         another source lists, and `RegistryFull`. Nothing is changed then.
         """
         self.check_listed(source, workers)
@@ -188,7 +191,7 @@ class Registry:
             _tell(self.on_leave, gone)
         for worker in workers:
             known = self._workers.get(worker.id)
-            if known is not None and _same_place(known, worker):
+            if known is not None and _of(known, source) and _same_place(known, worker):
                 _adopt(known, worker)
                 self._change()
             else:
@@ -202,11 +205,23 @@ class Registry:
         for worker in workers:
             _check_names(worker.id, worker.model, required=not worker.polled)
             known = self._workers.get(worker.id)
-            if worker.id in ids or (known is not None and not _of(known, source)):
+            if worker.id in ids or (known is not None and not _gives_way(known, source)):
                 raise InvalidReport(f"worker_id {worker.id!r} is taken")
+            if known is None and source != STATIC and worker.id in self._reserved:
+                raise InvalidReport(f"worker_id {worker.id!r} belongs to a static worker")
             ids.add(worker.id)
-        others = sum(not _of(each, source) for each in self._workers.values())
-        self._check_room(len(ids) + others)
+        if len(ids | self._others(source)) > self.workers_max:
+            raise self._full()
+
+    def room(self, source: str) -> int:
+        """Return how many workers a source may list, if none of them takes the place of another's.
+
+        >>> registry = Registry(workers_max=3)
+        >>> registry.add(Worker("a", model="m", http_address="127.0.0.1:8001"))
+        >>> registry.room("dns engines"), registry.room(STATIC)
+        (2, 3)
+        """
+        return self.workers_max - len(self._others(source))
 
     def set_static(self, workers: Sequence[Worker]) -> None:
         """Let the static workers be these: `set_listed` for those that the configuration and operators list."""
@@ -254,7 +269,7 @@ class Registry:
 
     @contextmanager
     def reserved(self, workers: Sequence[Worker]) -> Iterator[None]:
-        """Keep the ids and the room for static workers: until the block ends, no heartbeat can take them.
+        """Keep the ids and the room for static workers: until the block ends, nobody else can take them.
 
         For a change that must be kept elsewhere before it takes effect, and cannot fail after that. Raises what
         `set_static` would raise. One block at a time.
@@ -265,6 +280,8 @@ class Registry:
             yield
         finally:
             self._reserved = frozenset()
+            for listener in self.on_release:
+                listener()
 
     def expire(self, now: float) -> None:
         """Evict every worker whose last heartbeat is `miss_limit * interval` seconds old or older."""
@@ -370,9 +387,17 @@ class Registry:
         expected = sum(each not in self._workers for each in self._reserved)
         self._check_room(len(self._workers) + expected + 1)
 
+    def _others(self, source: str) -> Set[str]:
+        """Return the ids that are not for a source to take."""
+        others = {each.id for each in self._workers.values() if not _of(each, source)}
+        return others if source == STATIC else others | self._reserved
+
     def _check_room(self, wanted: int) -> None:
         if wanted > self.workers_max:
-            raise RegistryFull(f"there are {self.workers_max} workers, as many as there may be")
+            raise self._full()
+
+    def _full(self) -> RegistryFull:
+        return RegistryFull(f"there are {self.workers_max} workers, as many as there may be")
 
     def _update(self, worker: Worker, report: WorkerReport, role: Role, now: float) -> None:
         before = _place_of(worker)
@@ -485,6 +510,11 @@ def _place_of(worker: Worker) -> tuple[object, ...]:
 
 def _of(worker: Worker, source: str) -> bool:
     return worker.static and worker.source == source
+
+
+def _gives_way(known: Worker, source: str) -> bool:
+    """Tell whether a worker keeps no source from listing its id: an operator's word comes before what was found."""
+    return _of(known, source) or (source == STATIC and known.static)
 
 
 def _adopt(known: Worker, worker: Worker) -> None:

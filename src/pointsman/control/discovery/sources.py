@@ -1,9 +1,10 @@
 """All sources of workers at once: one task for each, and its list becomes the workers of that source.
 
 A worker that cannot be taken (it makes no sense, or its id belongs to somebody else) is left out, with one log line,
-and keeps no other one away; it is tried again whenever somebody leaves the registry. One that was taken before, and
-makes no sense now, stays as it was, unless it moved or drains: a key file that is being replaced shall cost no fleet. A
-source that stays the same in a reload keeps running, and a source that fails begins again.
+and keeps no other one away; it is tried again whenever there is a place for it. Where an operator lists a worker of the
+same id, theirs comes first, also when it comes later. One that was taken before, and makes no sense now, stays as it
+was, unless it moved or drains: a key file that is being replaced shall cost no fleet. A source that stays the same in a
+reload keeps running, and a source that fails begins again.
 
 What a source is, and how a worker is made of what it found, comes from outside.
 """
@@ -58,6 +59,8 @@ class _Running:
         self.made: dict[str, tuple[str, Worker]] = {}
         self.left_out: dict[str, str] = {}
         self.kept: dict[str, str] = {}
+        self.is_changing = False
+        self.has_lost = False
 
 
 class Sources:
@@ -82,6 +85,7 @@ class Sources:
         self._running: dict[str, _Running] = {}
         self._retrying: asyncio.Handle | None = None
         registry.on_leave.append(self._somebody_left)
+        registry.on_release.append(self._something_is_free)
 
     @property
     def left_out(self) -> dict[str, Mapping[str, str]]:
@@ -116,6 +120,7 @@ class Sources:
     async def stop(self) -> None:
         """End all sources. Their workers stay."""
         self._registry.on_leave.remove(self._somebody_left)
+        self._registry.on_release.remove(self._something_is_free)
         if self._retrying is not None:
             self._retrying.cancel()
         tasks = [each.task for each in self._running.values()]
@@ -161,12 +166,15 @@ class Sources:
             made[each.id] = each.address, worker
             workers.append(worker)
         running.made = made
+        running.is_changing = True
         try:
             self._registry.set_listed(name, workers)
         except InvalidReport:
             workers, unfit = self._sound(name, workers)
             left_out |= unfit
             self._registry.set_listed(name, workers)
+        finally:
+            running.is_changing = running.has_lost = False
         for id in _news(running.left_out, left_out):
             logger.warning("source %s: worker %s is left out: %s", name, _shown(id), left_out[id])
             self._on_left_out(name)
@@ -178,7 +186,7 @@ class Sources:
     def _sound(self, name: str, workers: Iterable[Worker]) -> tuple[list[Worker], dict[str, str]]:
         """Return those that the registry takes, and why it does not take the others."""
         registry = self._registry
-        room = registry.workers_max - sum(each.source != name for each in registry.snapshot())
+        room = registry.room(name)
         sound: dict[str, Worker] = {}
         left_out: dict[str, str] = {}
         for worker in workers:
@@ -195,14 +203,22 @@ class Sources:
         return list(sound.values()), left_out
 
     def _somebody_left(self, worker: Worker) -> None:
+        """See what that means for the sources: there is a place, or one of them has lost one to an operator."""
+        running = self._running.get(worker.source)
+        if running is not None and not running.is_changing:
+            running.has_lost = True
+        self._something_is_free()
+
+    def _something_is_free(self) -> None:
         """Try again, as soon as whoever is changing the registry is done."""
-        if self._retrying is None and any(each.left_out for each in self._running.values()):
+        running = self._running.values()
+        if self._retrying is None and any(each.left_out or each.has_lost for each in running):
             self._retrying = asyncio.get_running_loop().call_soon(self._retry)
 
     def _retry(self) -> None:
         self._retrying = None
         for running in list(self._running.values()):
-            if running.left_out:
+            if running.left_out or running.has_lost:
                 before = len(running.left_out)
                 taken = self._take(running)
                 if len(running.left_out) < before:
