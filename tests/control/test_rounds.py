@@ -2,6 +2,7 @@
 
 import pytest
 
+from pointsman.agent import status_of
 from pointsman.control.rounds import Rounds
 from pointsman.dialect.engines import Probed
 from pointsman.domain.observation import Observation
@@ -270,3 +271,28 @@ def test_p19_what_was_lost_this_time_is_told_again_and_said_to_be_stale() -> Non
     seen = [engine.round(), engine.round(metrics=REFUSED), engine.round()]
     assert [each.cached_tokens for each in seen] == [7, 7, 7]
     assert [each.stale for each in seen] == [False, True, False]
+
+
+def test_counts_are_within_what_an_agent_can_tell_on() -> None:
+    engine = Engine(dialect="vllm")
+    body = b'{"data":[{"id":"m","max_model_len":9000000000000000000}]}'
+    engine.answers["/v1/models"] = Probed(200, body)
+    lines = (
+        b'vllm:num_requests_running 1e300\nvllm:cache_config_info{num_gpu_blocks="9999999999"} 1\n'
+    )
+    seen = engine.round(metrics=Probed(200, lines))
+    assert (seen.running, seen.kv_total_blocks, seen.max_model_len) == 3 * (2**31 - 1,)
+    assert status_of(tell(seen), "h:1").running == 2**31 - 1
+
+
+def test_an_engine_on_which_less_than_nothing_runs_is_idle() -> None:
+    engine = Engine(dialect="vllm")
+    seen = engine.round(metrics=Probed(404), load=Probed(200, b'{"server_load":-5}'))
+    assert seen.running == 0
+
+
+def tell(seen: Observation) -> Worker:
+    worker = Worker("a", model="m", http_address="h:1", dialect="vllm", polled=True)
+    worker.running, worker.kv_total_blocks = seen.running, seen.kv_total_blocks
+    worker.max_model_len = seen.max_model_len
+    return worker

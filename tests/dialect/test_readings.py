@@ -1,11 +1,20 @@
 """What is read of engines that are not well: each fault is named, and none of them is a silent guess."""
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pointsman.dialect.engines import DIALECTS, Probed, detect
-from pointsman.dialect.reading import Probe, cached_tokens_of, due, health_of, models_of, served_by
+from pointsman.dialect.reading import (
+    Probe,
+    cached_tokens_of,
+    due,
+    free_of,
+    health_of,
+    models_of,
+    served_by,
+)
 from pointsman.domain.worker import ServedModel
 
 OK = Probed(200)
@@ -295,3 +304,60 @@ def test_no_answer_makes_a_dialect_raise(data: st.DataObject, name: str) -> None
     assert reading.ready is not bool(reading.why) or reading.draining
     body = data.draw(BODIES)
     assert dialect.cached_tokens(body) >= -1
+
+
+def listed(*models: str) -> dict[str, Probed]:
+    data = [{"id": each, "owned_by": "vllm"} for each in models]
+    return {"/v1/models": Probed(200, msgspec.json.encode({"data": data}))}
+
+
+@pytest.mark.parametrize("name", ["", "a\n2026 INFO b", "a\x1b[31m", 257 * "x"])
+def test_names_that_no_worker_may_have_are_left_out_and_that_is_said(name: str) -> None:
+    served, fault = served_by(listed("m", name))
+    assert served == (ServedModel("m"),)
+    assert fault == "models: 1 are left out"
+
+
+def test_an_engine_has_1000_models_at_most() -> None:
+    served, fault = served_by(listed(*(f"m{number}" for number in range(1003))))
+    assert served is not None
+    assert [each.id for each in served] == [f"m{number}" for number in range(1000)]
+    assert fault == "models: 3 are left out"
+
+
+def test_aliases_count_as_models() -> None:
+    names = [f"a{number}" for number in range(1001)]
+    data = [{"id": "m", "aliases": names}]
+    answer = Probed(200, msgspec.json.encode({"data": data}))
+    served, fault = served_by({"/v1/models": answer})
+    assert served is not None
+    assert len(served) == 1000
+    assert fault == "models: 2 are left out"
+
+
+def test_an_adapter_of_a_model_that_has_no_name_is_left_out() -> None:
+    data = [{"id": "a", "parent": "m\n"}, {"id": "m"}]
+    answer = Probed(200, msgspec.json.encode({"data": data}))
+    assert served_by({"/v1/models": answer})[0] == (ServedModel("m"),)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        b'vllm:num_requests_running{e="0"} 1e308\nvllm:num_requests_running{e="1"} 1e308\n',
+        b'vllm:cache_config_info{num_gpu_blocks="' + 5000 * b"9" + b'"} 1\n',
+        b'vllm:cache_config_info{num_gpu_blocks="' + 400 * b"9" + b'"} 1\n'
+        b"vllm:kv_cache_usage_perc 0.5\n",
+        b'vllm:lora_requests_info{max_lora="' + 5000 * b"9" + b'"} 1\n',
+    ],
+)
+def test_numbers_beyond_all_measure_make_nobody_raise(lines: bytes) -> None:
+    reading = DIALECTS["vllm"].read({"/health": Probed(200), "/metrics": Probed(200, lines)})
+    assert reading.ready
+    assert reading.kv_total_blocks is None
+    assert reading.lora_slots is None
+    assert reading.running in (None, 2**53)
+
+
+def test_a_size_beyond_all_measure_has_a_share_too() -> None:
+    assert free_of(10**400, 0.5) == 2**52

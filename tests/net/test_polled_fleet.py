@@ -16,6 +16,7 @@ from pointsman.testing.client import Client, Response, post
 from pointsman.testing.engines import FakeVllm
 from pointsman.testing.gateways import running
 from pointsman.testing.handoffs import Say
+from pointsman.testing.origin import Conversation, Origin
 
 pytestmark = pytest.mark.anyio
 
@@ -162,3 +163,34 @@ async def test_r17_b02_a_file_of_workers_is_followed_and_load_that_is_missing_is
             await other.reached("probed", other.seen("probed") + 8)
             assert engine.seen("probed") == probed
             assert await seen.chat() == 200
+
+
+async def test_an_answer_that_does_not_end_is_given_up_and_the_engine_is_used_without_it() -> None:
+    sent = 0
+
+    async def script(conversation: Conversation) -> None:
+        nonlocal sent
+        path = conversation.request.line.split()[1]
+        if path != "/metrics":
+            body = MODELS if path == "/v1/models" else b"{}"
+            await conversation.send(
+                b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+            )
+            return
+        piece = 16 * (b"ffff\r\n" + 0xFFFF * b"x" + b"\r\n")
+        await conversation.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        while sent < 256 << 20:
+            await conversation.send(piece)
+            sent += len(piece)
+
+    async with Origin(script) as origin:
+        url = f"http://{origin.address}"
+        worker = StaticWorker(id="a", url=url, poll_interval_s=60.0, poll_timeout_s=30.0)
+        async with watched(listed=[worker]) as seen:
+            worker_now = await seen.until(lambda worker: worker.up)
+            assert worker_now.model == "m"
+            assert worker_now.degraded.startswith("metrics: an answer without an end")
+    assert sent < 32 << 20  # 8 MiB, and what the kernel holds.
+
+
+MODELS = b'{"data":[{"id":"m","owned_by":"vllm"}]}'

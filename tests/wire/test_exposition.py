@@ -129,3 +129,14 @@ def test_only_counts_are_added_up() -> None:
     counts = [Sample({}, value) for value in (1.0, math.nan, math.inf, -1.0, 2.0)]
     assert total(counts) == 3
     assert total([]) is None
+
+
+def test_the_first_10000_samples_are_taken() -> None:
+    text = b"".join(b'up{n="%d"} 1\n' % number for number in range(10_001))
+    found = samples(text, ["up"])["up"]
+    assert len(found) == 10_000
+    assert found[-1].labels == {"n": "9999"}
+
+
+def test_a_sum_stays_a_number() -> None:
+    assert total([Sample({}, 1e308), Sample({}, 1e308)]) == 2**53

@@ -21,6 +21,12 @@ __all__ = ["Rounds"]
 FALLBACK = "openai"
 """How an engine is spoken to that does not want to say what it is."""
 
+COUNT_MAX = 2**31 - 1
+"""The highest count that is believed: the protocol of heartbeats, which agents tell it on by, has room for no more."""
+
+COUNTER_MAX = 2**63 - 1
+"""The same for what counts since an engine's start."""
+
 NAMED = 3
 """How many models are named where the right one is missing."""
 
@@ -146,20 +152,25 @@ class Rounds:
                 reading.degraded,
                 _missing(model, served, told=reading.models is not None),
             ),
-            max_model_len=next(lengths, 0),
+            max_model_len=min(next(lengths, 0), COUNT_MAX),
             stale=any(self._lost[path] for path in self._asked),
         )
         told = {
-            "running": reading.running,
-            "queue_depth": reading.waiting,
-            "kv_free_blocks": reading.kv_free_blocks,
-            "kv_total_blocks": reading.kv_total_blocks,
-            "lora_slots": reading.lora_slots,
+            "running": _at_most(COUNT_MAX, reading.running),
+            "queue_depth": _at_most(COUNT_MAX, reading.waiting),
+            "kv_free_blocks": _at_most(COUNT_MAX, reading.kv_free_blocks),
+            "kv_total_blocks": _at_most(COUNT_MAX, reading.kv_total_blocks),
+            "lora_slots": _at_most(COUNT_MAX, reading.lora_slots),
             "kv_usage": reading.kv_usage,
-            "cached_tokens": reading.cached_tokens,
-            "remote_tokens": reading.remote_tokens,
+            "cached_tokens": _at_most(COUNTER_MAX, reading.cached_tokens),
+            "remote_tokens": _at_most(COUNTER_MAX, reading.remote_tokens),
         }
         return replace(seen, **{name: value for name, value in told.items() if value is not None})
+
+
+def _at_most(most: int, count: int | None) -> int | None:
+    """Return a count that can be true: engines have said that less than nothing waits."""
+    return None if count is None else max(0, min(count, most))
 
 
 def _missing(model: str, served: Iterable[ServedModel], *, told: bool) -> str:

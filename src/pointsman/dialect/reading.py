@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import msgspec
 from msgspec import Struct
 
+from pointsman.domain.registry import MAX_NAME
 from pointsman.domain.worker import ServedModel
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Probed",
     "Reading",
     "cached_tokens_of",
+    "count_of",
     "due",
     "fault_of",
     "faults",
@@ -44,6 +46,12 @@ METRICS = "/metrics"
 
 SAID_LIMIT = 120
 """Characters of an engine's own words that are shown."""
+
+MODELS_MAX = 1000
+"""Models of one engine that are read: names and adapters, of which an engine has tens."""
+
+COUNT_MAX = 2**53
+"""The highest count that is read out of a text or computed with: more is a mistake."""
 
 Value = TypeVar("Value")
 
@@ -208,7 +216,7 @@ def _said(body: bytes) -> str:
     return "".join(char for char in text[:SAID_LIMIT] if char.isprintable())
 
 
-class Model(Struct):
+class Model(Struct, gc=False):
     """A model as engines list it: a name of the base model, or an adapter of `parent`. `aliases` and `meta` are
     llama.cpp's."""
 
@@ -248,7 +256,8 @@ def models_of(answer: Probed | None) -> list[Model] | None:
 def served_by(answers: Mapping[str, Probed]) -> tuple[tuple[ServedModel, ...] | None, str]:
     """Return the models that GET /v1/models lists, and what is wrong with its answer.
 
-    An adapter's context is that of its parent where it has none of its own.
+    An adapter's context is that of its parent where it has none of its own. Names that no worker may have (see
+    `Registry.beat`) are left out, and so are those after the first 1000.
 
     >>> served_by({"/v1/models": Probed(200, b'{"data":[{"id":"m","max_model_len":8},{"id":"a","parent":"m"}]}')})[0]
     (ServedModel(id='m', parent='', max_model_len=8), ServedModel(id='a', parent='m', max_model_len=8))
@@ -261,14 +270,24 @@ def served_by(answers: Mapping[str, Probed]) -> tuple[tuple[ServedModel, ...] | 
     listed = models_of(answer)
     if listed is None:
         return None, fault_of("models", answers, MODELS) or "models: not a list of them"
+    over = len(listed) - MODELS_MAX
+    del listed[MODELS_MAX:]
     contexts = {model.id: model.context for model in listed}
-    return tuple(
+    named = [
         ServedModel(name, parent, model.context or contexts.get(parent, 0))
         for model in listed
         # What names itself as its parent is no adapter.
         for parent in [model.parent if model.parent and model.parent != model.id else ""]
         for name in dict.fromkeys((model.id, *model.aliases))
-    ), ""
+    ]
+    sound = [each for each in named if each.id and _sound(each.id) and _sound(each.parent)]
+    served = tuple(sound[:MODELS_MAX])
+    lost = len(named) - len(served) + max(over, 0)
+    return served, f"models: {lost} are left out" if lost else ""
+
+
+def _sound(name: str) -> bool:
+    return len(name) <= MAX_NAME and name.isprintable()
 
 
 def first_good(answers: Mapping[str, Probed], *paths: str) -> bytes | None:
@@ -293,7 +312,18 @@ def free_of(blocks: int | None, usage: float | None) -> int | None:
     >>> free_of(728, 0.25), free_of(728, None)
     (546, None)
     """
-    return None if blocks is None or usage is None else round(blocks * (1 - usage))
+    return None if blocks is None or usage is None else round(min(blocks, COUNT_MAX) * (1 - usage))
+
+
+def count_of(text: str) -> int | None:
+    """Return the count that a label holds, None where it holds none, or none that can be true.
+
+    >>> count_of("728"), count_of("None"), count_of("9" * 5000)
+    (728, None, None)
+    """
+    # Python refuses to read thousands of digits.
+    count = int(text) if text.isdecimal() and len(text) <= len(str(COUNT_MAX)) else None
+    return count if count is None or count <= COUNT_MAX else None
 
 
 def fault_of(what: str, answers: Mapping[str, Probed], *paths: str) -> str:

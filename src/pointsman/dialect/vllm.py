@@ -36,6 +36,7 @@ from pointsman.dialect.reading import (
     Probed,
     Reading,
     cached_tokens_of,
+    count_of,
     fault_of,
     faults,
     first_good,
@@ -180,16 +181,15 @@ def _first(found: Mapping[str, list[Sample]], names: Iterable[str]) -> list[Samp
 
 
 def _blocks(found: Iterable[Sample]) -> int | None:
-    numbers = [sample.labels.get("num_gpu_blocks", "") for sample in found]
-    numbers = [number for number in numbers if number.isdecimal()]
-    return sum(map(int, numbers)) if numbers else None
+    counts = [count_of(sample.labels.get("num_gpu_blocks", "")) for sample in found]
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
 
 
 def _lora_slots(found: Iterable[Sample]) -> int | None:
     # The value is the time: a label set of yesterday stays.
     latest = max(found, key=lambda sample: sample.value, default=None)
-    number = "" if latest is None else latest.labels.get("max_lora", "")
-    return int(number) if number.isdecimal() else None
+    return None if latest is None else count_of(latest.labels.get("max_lora", ""))
 
 
 def nixl_prefill(path: str, body: bytes, served: str) -> bytes:

@@ -25,6 +25,9 @@ __all__ = ["Calling", "Calls"]
 WHOLE = 64 << 20
 """The largest answer to a call, in bytes."""
 
+PROBE = 8 << 20
+"""The largest answer to a GET, in bytes. It is read between two requests, and nothing else happens meanwhile."""
+
 IDLE_MS = 30_000
 """How long an unused gRPC connection is kept: one that died unseen would cost the next call its time."""
 
@@ -309,7 +312,7 @@ class _Http:
         self, pool: Pool, call: HttpCall, deadline: float, done: Callable[[Outcome], None]
     ) -> None:
         self.deadline = deadline
-        self.hold = WHOLE
+        self.hold = PROBE if call.get else WHOLE
         self._done = done
         self._lane: Lane = pool.lane(call.worker)
         self._upstream: Upstream | None = None

@@ -11,9 +11,17 @@ import math
 import re
 from collections.abc import Iterable
 from functools import lru_cache
+from itertools import islice
 from typing import NamedTuple
 
 __all__ = ["Sample", "samples", "total"]
+
+
+SAMPLES_MAX = 10_000
+"""Samples that are taken of one text: a rank or a set of adapters has one of each, and no engine has so many."""
+
+MOST = 2.0**53
+"""The highest sum of counts; a float knows no more whole numbers without gaps."""
 
 
 class Sample(NamedTuple):
@@ -47,7 +55,8 @@ def _lines(names: frozenset[str]) -> re.Pattern[bytes]:
 def samples(text: bytes, names: Iterable[str]) -> dict[str, list[Sample]]:
     r"""Return the samples of some metrics by name, in the order of the text. Names that have none are missing.
 
-    `names` are whole names, as they stand in the lines: a counter's ends in `_total`. O(size of the text).
+    `names` are whole names, as they stand in the lines: a counter's ends in `_total`. O(size of the text). Of more than
+    10,000 samples the first ones are taken.
 
     >>> text = b'# TYPE up gauge\nup{job="a\\"b"} 1 1700000000000\nup NaN\nupper 3\nup{job="cut o'
     >>> samples(text, ["up", "down"])
@@ -57,7 +66,8 @@ def samples(text: bytes, names: Iterable[str]) -> dict[str, list[Sample]]:
     found: dict[str, list[Sample]] = {}
     if not wanted:
         return found
-    for name, labels, number in _lines(wanted).findall(text):
+    for line in islice(_lines(wanted).finditer(text), SAMPLES_MAX):
+        name, labels, number = line.groups(b"")
         value = _number(number)
         if value is not None:
             found.setdefault(name.decode(), []).append(Sample(_labels(labels), value))
@@ -65,13 +75,13 @@ def samples(text: bytes, names: Iterable[str]) -> dict[str, list[Sample]]:
 
 
 def total(found: Iterable[Sample]) -> int | None:
-    """Return the sum of counts over all series of a metric, None where no series has one.
+    """Return the sum of counts over all series of a metric, at most 2**53, None where no series has one.
 
     >>> total([Sample({"engine": "0"}, 2.0), Sample({"engine": "1"}, 1.0)]), total([Sample({}, float("nan"))])
     (3, None)
     """
     counts = [sample.value for sample in found if 0 <= sample.value < math.inf]
-    return int(sum(counts)) if counts else None
+    return int(min(sum(counts), MOST)) if counts else None
 
 
 def _number(text: bytes) -> float | None:
