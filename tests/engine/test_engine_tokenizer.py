@@ -19,6 +19,7 @@ from pointsman.engine import llama
 from pointsman.net.tokenizing import LocalTokenizer
 from pointsman.testing.client import Client, post
 from pointsman.testing.gateways import counted, running
+from pointsman.testing.vocabulary import tokenizer_json
 
 pytest.importorskip("xllamacpp", reason="needs the [engine] extra: pip install 'pointsman[engine]'")
 pytest.importorskip(
@@ -26,58 +27,6 @@ pytest.importorskip(
 )  # fmt: skip
 gguf = pytest.importorskip("gguf", reason="needs the extra dev")
 pytestmark = [pytest.mark.anyio, pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(300)]
-
-CONTROL = 3
-"""How GGUF marks tokens that are no text, such as `<|im_start|>`."""
-
-
-def byte_letters() -> list[str]:
-    """The character that stands for each byte in the vocabularies of byte-level BPE."""
-    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = iter(range(0x100, 0x200))
-    return [chr(byte if byte in shown else next(hidden)) for byte in range(256)]
-
-
-def tokenizer_json(fields: Any) -> dict[str, Any]:
-    """Make a `tokenizer.json` of the vocabulary and the merges in a GGUF file.
-
-    The pattern that llama.cpp calls `smollm`: each digit by itself, then words as in GPT-2. The vocabulary lacks some
-    bytes. llama.cpp drops them after it has merged; `tokenizers` would before, and merge what is then side by side.
-    """
-
-    def value(key: str) -> Any:
-        return fields[f"tokenizer.{key}"].contents()
-
-    assert (value("ggml.model"), value("ggml.pre")) == ("gpt2", "smollm")
-    tokens = value("ggml.tokens")
-    lacking = "".join(sorted(set(byte_letters()) - set(tokens)))
-    marks = [
-        {
-            "id": id,
-            "content": tokens[id],
-            "special": True,
-            **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False),
-        }
-        for id, kind in enumerate(value("ggml.token_type"))
-        if kind == CONTROL
-    ]
-    steps = [
-        {"type": "Digits", "individual_digits": True},
-        {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
-        {
-            "type": "Split",
-            "pattern": {"Regex": f"[{lacking}]"},
-            "behavior": "Isolated",
-            "invert": False,
-        },
-    ]
-    vocabulary = {token: id for id, token in enumerate(tokens)}
-    return {
-        "version": "1.0",
-        "added_tokens": marks,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
-        "model": {"type": "BPE", "vocab": vocabulary, "merges": value("ggml.merges")},
-    }
 
 
 @pytest.fixture(scope="module")
