@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BOUNDS", "CACHE", "MODES", "Measurement", "Mode", "Run", "main", "wait_until_ready"]
 
-CACHE = Path(os.environ.get("XDGCACHE_HOME", Path.home() / ".cache")) / "pointsman-bench"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "pointsman-bench"
 
 
 class Mode(msgspec.Struct, frozen=True):
