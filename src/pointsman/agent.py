@@ -162,6 +162,7 @@ def status_of(worker: Worker, address: str) -> WorkerStatus:
         ],
         max_model_len=worker.max_model_len,
         lora_slots=worker.lora_slots,
+        slots=worker.slots,
         degraded=worker.degraded,
     )
     if worker.kv_usage >= 0:

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -344,7 +345,7 @@ class Gateway:
             seen = self.store.seen(wall=time.time(), monotonic=monotonic())
         except StoreError as error:
             raise ConfigError(str(error)) from error
-        for model, at in seen.items():
+        for model, at in sorted(seen.items(), key=itemgetter(1)):
             self.registry.remember(model, at)
         self._changes = Changes(
             self.registry,

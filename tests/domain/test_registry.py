@@ -615,12 +615,14 @@ def test_r16_a_draining_worker_makes_its_model_known() -> None:
 
 def test_the_memory_is_bounded_and_forgets_the_oldest_first() -> None:
     registry = Registry()
-    registry.remember("late", 1e6)
-    for number in range(MEMORY_MODELS + 10):
+    for number in range(MEMORY_MODELS):
         registry.remember(f"m{number}", float(number))
+    registry.remember("m0", 1e6)
+    for number in range(10):
+        registry.remember(f"n{number}", 2e6)
     seen = registry.seen()
     assert len(seen) == MEMORY_MODELS
-    assert "late" in seen
+    assert "m0" in seen
     assert "m10" not in seen
     assert "m11" in seen
 

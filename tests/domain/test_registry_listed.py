@@ -255,6 +255,21 @@ def test_an_adapter_of_a_heartbeat_is_a_model_too() -> None:
             registry.beat(WorkerReport("b", "b:80", "m", **wrong), now=1.0)
 
 
+def test_the_slots_of_an_engine_are_not_its_weight() -> None:
+    worker = listed("a", capacity=8)
+    fleet(worker, kv_total_blocks=2, slots=2)
+    assert (worker.kv_total_blocks, worker.slots) == (8, 2)
+
+
+def test_of_too_many_models_those_seen_longest_ago_are_forgotten() -> None:
+    registry = Registry()
+    for number in range(4097):
+        registry.beat(WorkerReport("a", "a:80", f"m{number}"), now=float(number) / 1000)
+        registry.beat(WorkerReport("b", "b:80", "always"), now=float(number) / 1000)
+    assert {"m0", "m1"} & registry.seen().keys() == set()
+    assert {"m2050", "m4096", "always"} <= registry.seen().keys()
+
+
 @pytest.mark.parametrize(
     ("dialect", "connector", "way"),
     [

@@ -53,12 +53,14 @@ class Fleet:
                 dialect=DIALECTS[connector],
                 connector=connector if DIALECTS[connector] == "vllm" else "",
                 bootstrap=f"{id}:8998" if id in "pq" else "",
-                kv_total_blocks=1,
                 static=True,
             )
             for id in workers
         }
         for worker in self.workers.values():
+            worker.slots = 1
+            # A weight is no number of slots.
+            worker.capacity = worker.kv_total_blocks = 8
             registry.add(worker)
         self.route = Route("m", targets=targets, **(route or {}))
         self.router = Router(registry, LeastOutstanding(), RouteTable([self.route]))

@@ -58,6 +58,7 @@ def test_worker_status_has_the_field_numbers_of_the_contract() -> None:
         110: "cached_tokens",
         111: "remote_tokens",
         112: "degraded",
+        113: "slots",
     }
 
 

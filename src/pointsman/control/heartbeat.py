@@ -190,6 +190,7 @@ def _report(message: bytes) -> WorkerReport:
         ),
         max_model_len=status.max_model_len,
         lora_slots=status.lora_slots,
+        slots=status.slots,
         kv_usage=status.kv_usage if status.HasField("kv_usage") else -1.0,
         cached_tokens=status.cached_tokens if status.HasField("cached_tokens") else -1,
         remote_tokens=status.remote_tokens if status.HasField("remote_tokens") else -1,

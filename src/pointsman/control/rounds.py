@@ -161,6 +161,7 @@ class Rounds:
             "kv_free_blocks": _at_most(COUNT_MAX, reading.kv_free_blocks),
             "kv_total_blocks": _at_most(COUNT_MAX, reading.kv_total_blocks),
             "lora_slots": _at_most(COUNT_MAX, reading.lora_slots),
+            "slots": _at_most(COUNT_MAX, reading.slots),
             "kv_usage": reading.kv_usage,
             "cached_tokens": _at_most(COUNTER_MAX, reading.cached_tokens),
             "remote_tokens": _at_most(COUNTER_MAX, reading.remote_tokens),

@@ -132,6 +132,7 @@ class LlamaCpp:
             running=running,
             waiting=total(found.get(WAITING, ())),
             kv_total_blocks=count,
+            slots=count,
             kv_free_blocks=idle,
             kv_usage=fullest(sample.value for sample in found.get(USAGE, ())),
             cached_tokens=total(found.get(CACHED, ())),

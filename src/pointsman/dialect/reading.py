@@ -99,6 +99,7 @@ class Reading(Struct, frozen=True):
     kv_free_blocks: int | None = None
     kv_usage: float | None = None
     lora_slots: int | None = None
+    slots: int | None = None
     draining: bool = False
     cached_tokens: int | None = None
     remote_tokens: int | None = None

@@ -30,6 +30,7 @@ class Observation(Struct, frozen=True, kw_only=True):
     kv_free_blocks: int = 0
     kv_total_blocks: int = 0
     lora_slots: int = 0
+    slots: int = 0
     max_model_len: int = 0
     kv_usage: float = -1.0
     cached_tokens: int = -1

@@ -90,6 +90,7 @@ class WorkerReport:
     served: tuple[ServedModel, ...] = ()
     max_model_len: int = 0
     lora_slots: int = 0
+    slots: int = 0
     kv_usage: float = -1.0
     cached_tokens: int = -1
     remote_tokens: int = -1
@@ -256,6 +257,7 @@ class Registry:
         worker.queue_depth = seen.queue_depth
         worker.kv_free_blocks = seen.kv_free_blocks
         worker.kv_total_blocks = worker.capacity or seen.kv_total_blocks
+        worker.slots = seen.slots
         worker.kv_usage = seen.kv_usage
         worker.cached_tokens = seen.cached_tokens
         worker.remote_tokens = seen.remote_tokens
@@ -309,7 +311,10 @@ class Registry:
         self._change()
 
     def remember(self, model: str, at: float) -> None:
-        """Note that `model` had a worker at `at` (monotonic seconds), for instance before a restart."""
+        """Note that `model` had a worker at `at` (monotonic seconds), for instance before a restart.
+
+        Of too many, those noted longest ago are forgotten: tell the oldest first.
+        """
         if at > self._seen.get(model, -math.inf):
             self._remember(model, at)
 
@@ -414,6 +419,7 @@ class Registry:
         worker.running = report.running
         worker.kv_free_blocks = report.kv_free_blocks
         worker.kv_total_blocks = report.kv_total_blocks
+        worker.slots = report.slots
         worker.kv_usage = report.kv_usage
         worker.cached_tokens = report.cached_tokens
         worker.remote_tokens = report.remote_tokens
@@ -430,9 +436,11 @@ class Registry:
         _tell(self.on_join, worker)
 
     def _remember(self, model: str, at: float) -> None:
+        # The one that was seen last stands last: who is to be forgotten need not be looked for.
+        self._seen.pop(model, None)
         self._seen[model] = at
         if len(self._seen) > MEMORY_MODELS:
-            del self._seen[min(self._seen, key=self._seen.__getitem__)]
+            del self._seen[next(iter(self._seen))]
 
     def _due(self, last_heartbeat: float) -> float:
         # One step early, so that rounding in this sum can never hide what `now - last >= lifetime` would find.
@@ -590,6 +598,7 @@ def _worker_of(report: WorkerReport, role: Role, now: float) -> Worker:
     worker.served = report.served
     worker.max_model_len = report.max_model_len
     worker.lora_slots = report.lora_slots
+    worker.slots = report.slots
     worker.kv_usage = report.kv_usage
     worker.cached_tokens = report.cached_tokens
     worker.remote_tokens = report.remote_tokens

@@ -51,9 +51,10 @@ class Worker:
     could not be read, "" for nothing. `dialect` is how the engine is spoken to, "" as long as nobody knows; `connector`
     is how it hands over KV caches, `bootstrap` the host:port where others meet it for that. `served` are the models
     that it lists, `max_model_len` is the longest context of `model`, `lora_slots` how many adapters it can have loaded,
-    `lacks` the API paths that it turned out not to serve. `kv_usage` is 0 to 1; it, `cached_tokens` (prompt tokens that
-    were in its cache) and `remote_tokens` (those that came from other engines), both since its start, are -1 where
-    unknown. `capacity` is the weight that was configured, 0 for the engine's own. `credentials` is a header line.
+    `slots` how many numbered places for requests it has (0: none, or unknown), `lacks` the API paths that it turned out
+    not to serve. `kv_usage` is 0 to 1; it, `cached_tokens` (prompt tokens that were in its cache) and `remote_tokens`
+    (those that came from other engines), both since its start, are -1 where unknown. `capacity` is the weight that was
+    configured, 0 for the engine's own. `credentials` is a header line.
 
     `configured_model` ("" for whatever it serves) and `configured_dialect` ("" for whatever it turns out to be) are
     what it began with. `terminating` is the word of its source that it is about to go.
@@ -94,6 +95,7 @@ class Worker:
         "role",
         "running",
         "served",
+        "slots",
         "source",
         "static",
         "terminating",
@@ -166,6 +168,7 @@ class Worker:
         self.served: tuple[ServedModel, ...] = ()
         self.max_model_len = 0
         self.lora_slots = 0
+        self.slots = 0
         self.kv_usage = -1.0
         self.cached_tokens = -1
         self.remote_tokens = -1

@@ -70,7 +70,7 @@ class Slots:
 def _take(handoff: Handoff, worker: Worker) -> int | None:
     """Take a free slot of a worker until the hand-off is over, None where all that it tells of are taken."""
     taken = handoff.handoffs.slots.setdefault(worker, set())
-    for slot in range(max(worker.kv_total_blocks, 1)):
+    for slot in range(max(worker.slots, 1)):
         if slot not in taken:
             taken.add(slot)
             handoff.frees(partial(taken.discard, slot))
