@@ -213,7 +213,8 @@ class Router:
                 workers = registry.routable(served, Role.DECODE)
                 if connectors:
                     prefills = _without(registry.routable(served, Role.PREFILL), excluded)
-                    prefills, workers = _able(connectors, prefills, workers)
+                    # Whom a decode worker takes a prompt from is settled when it is picked.
+                    workers = _by(connectors & set(map(connector_of, prefills)), workers)
             if lacked:
                 workers = self._able_to_serve(workers, request.path, served)
             if excluded:
@@ -324,15 +325,6 @@ class Router:
 def _serves_itself(route: Route) -> bool:
     """Tell whether a route says no more of a model than that it is there."""
     return not route.cascade and all(each.model == route.model for each in route.backends)
-
-
-def _able(
-    connectors: Set[str], prefills: tuple[Worker, ...], decodes: tuple[Worker, ...]
-) -> tuple[tuple[Worker, ...], tuple[Worker, ...]]:
-    """Return the prefill and the decode workers that can hand a request over to each other."""
-    mutual = connectors & {connector_of(each) for each in prefills}
-    mutual &= {connector_of(each) for each in decodes}
-    return _by(mutual, prefills), _by(mutual, decodes)
 
 
 def _by(connectors: Set[str], workers: tuple[Worker, ...]) -> tuple[Worker, ...]:
