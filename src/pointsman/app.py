@@ -182,6 +182,8 @@ class Gateway:
             **self._plane_options(),
         )
         self.metrics.calls_dropped = lambda: self._plane.calls.dropped
+        self.metrics.held = lambda: len(self._plane.holding)
+        self.registry.on_change.append(self._plane.holding.changed)
         self._health = AsgiServer(
             health_app(self._not_ready, self.metrics.render), deadlines, self.metrics, limits
         )
@@ -407,6 +409,8 @@ class Gateway:
             "max_attempts": options.max_attempts,
             "affinity_bytes": options.affinity_bytes,
             "public_models": options.response_model == "public",
+            "hold_s": options.hold_timeout_s,
+            "hold_max": options.hold_max,
         }
 
     def _source_specs(self, options: GatewayConfig) -> list[SourceSpec]:

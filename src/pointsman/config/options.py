@@ -87,6 +87,20 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
     max_attempts: Annotated[
         int, option("Workers that are tried for one request.", unit="workers", ge=1)
     ] = 3
+    hold_timeout_s: Annotated[
+        float,
+        option(
+            "How long a request for a known model waits for a worker where there is none; 0 = it is 503 at once.",
+            unit="seconds",
+            ge=0,
+        ),
+    ] = 0.0
+    hold_max: Annotated[
+        int,
+        option(
+            "Requests that wait so at a time; the next one is 503 at once.", unit="requests", ge=1
+        ),
+    ] = 1024
     drain_deadline_s: Annotated[
         float,
         option("How long running requests may go on after SIGTERM.", unit="seconds", ge=0),

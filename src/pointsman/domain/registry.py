@@ -107,7 +107,8 @@ class Registry:
     worker when one joins, and when one is evicted or replaced by its next life. They are called after the change is
     complete, so they may read the registry. `on_reading` is called for a polled one whose numbers were all read
     anew: a heartbeat may repeat what its sender read long ago. `on_release` is called when what was reserved is free
-    again, or taken.
+    again, or taken. `on_change` is called whenever something changes about who may take requests, never by a heartbeat
+    that only moves numbers; it may be amid a change, so that reading has to wait.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class Registry:
         """No worker is due before this moment (it may be early, never late); infinity when nobody can expire."""
         self.on_join: list[Callable[[Worker], None]] = []
         self.on_leave: list[Callable[[Worker], None]] = []
+        self.on_change: list[Callable[[], None]] = []
         self.on_reading: list[Callable[[Worker], None]] = []
         self.on_release: list[Callable[[], None]] = []
         self._workers: dict[str, Worker] = {}
@@ -310,6 +312,11 @@ class Registry:
         self._drained -= {model}
         self._change()
 
+    def renew(self, route_epoch: int) -> None:
+        """Announce a new table of routes: workers hear of its epoch with their next heartbeat."""
+        self.route_epoch = route_epoch
+        self._tell_change()
+
     def remember(self, model: str, at: float) -> None:
         """Note that `model` had a worker at `at` (monotonic seconds), for instance before a restart.
 
@@ -449,6 +456,11 @@ class Registry:
     def _change(self) -> None:
         self._snapshot = None
         self._stale = True
+        self._tell_change()
+
+    def _tell_change(self) -> None:
+        for listener in self.on_change:
+            listener()
 
     def _index(self) -> None:
         groups: dict[tuple[str, Role], list[Worker]] = {}

@@ -129,7 +129,7 @@ class Router:
     def adopt(self, table: RouteTable) -> None:
         """Put a table in force, with the epoch that it has."""
         self._table = table
-        self._registry.route_epoch = table.epoch
+        self._registry.renew(table.epoch)
 
     def seen_by(self, registry: "Registry", policy: "Policy") -> "Router":
         """Return a router that does the same with another view of the workers, and another policy."""

@@ -4,6 +4,8 @@ The law, in two sentences. Until the first body byte is on its way to the client
 or draining is excluded and the request is routed again. After it, there is no other worker: the answer ends where it
 breaks, and the client is told.
 
+Before anybody was asked, a request may wait a while for its first worker: a fleet that was scaled to zero comes back.
+
 How one worker is asked, and what becomes of its answer, is a leg. The usual one, a request and the relay of its answer,
 is written out here, since nearly every request takes it; a hand-off and a step of a cascade bring their own.
 """
@@ -14,10 +16,21 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from pointsman.domain.ledger import Lease
-from pointsman.domain.router import Router, always
+from pointsman.domain.router import Router, Target, always
 from pointsman.domain.worker import Worker
 from pointsman.errors import GatewayError, ModelNotFound, NoCapacity, UpstreamTimeout
-from pointsman.flow.effects import Answer, Broken, Command, Flow, Lost, Relay, Result, Send, Why
+from pointsman.flow.effects import (
+    Answer,
+    Broken,
+    Command,
+    Flow,
+    Hold,
+    Lost,
+    Relay,
+    Result,
+    Send,
+    Why,
+)
 from pointsman.flow.exchange import Attempt, Exchange
 from pointsman.wire.unserved import lacks_path
 
@@ -75,12 +88,19 @@ def attempts(
     which counts as no attempt. Every other status, errors included, is an answer. If all that were asked said 429, the
     client gets the last of those. `step` is that of a cascade, whose other steps do not count; `handoff` says by which
     connectors the request can be handed off, `final` whether the client gets what nobody could better: else a 429 is no
-    answer.
+    answer, and nobody is waited for either, since there is another step.
 
     Raises ModelNotFound, NoCapacity and UnsupportedEndpoint, and UpstreamTimeout where the last worker that was asked
     did not answer in time.
     """
-    target = router.route(x.request, (), step, now=x.now, handoff=handoff)
+    try:
+        target = router.route(x.request, (), step, now=x.now, handoff=handoff)
+    except NoCapacity as error:
+        if not final or x.tries or x.now >= x.hold_until:
+            raise
+        target = yield from _held(
+            x, error, lambda now: router.route(x.request, (), step, now=now, handoff=handoff)
+        )
     excluded: list[Worker] = []
     failed: Answer | Lost | None = None
     failures = 0
@@ -131,6 +151,27 @@ def attempts(
         yield Relay(failed)
         return
     raise _verdict(failed)
+
+
+def _held(
+    x: Exchange, refusal: GatewayError, route: Callable[[float], Target]
+) -> Generator[Command, Result, Target]:
+    """Wait until the request can be routed, and return where to. Raises `refusal`, or what came in place of it."""
+    target: Target | None = None
+
+    def ready(now: float) -> bool:
+        nonlocal target, refusal
+        try:
+            target = route(now)
+        except GatewayError as error:
+            refusal = error
+            return not isinstance(error, NoCapacity)
+        return True
+
+    yield Hold(min(x.hold_until, x.deadline), ready)
+    if target is None:
+        raise refusal
+    return target
 
 
 def ask(attempt: Attempt, command: Send, receive: Receive) -> Asked:

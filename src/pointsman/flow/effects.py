@@ -35,6 +35,8 @@ __all__ = [
     "Encode",
     "Encoded",
     "Flow",
+    "Held",
+    "Hold",
     "Lost",
     "More",
     "Outcome",
@@ -153,6 +155,17 @@ class After(Struct, frozen=True, eq=False, gc=False):
     then: "Callable[[Outcome], None] | None" = None
 
 
+class Hold(Struct, frozen=True, eq=False):
+    """Wait until `ready` says that it is time to go on, at most until `until` (monotonic seconds). Gives Held.
+
+    `ready` is asked, with the time, whenever something has changed about who may take requests, and those who have
+    waited longer are asked before.
+    """
+
+    until: float
+    ready: Callable[[float], bool]
+
+
 class Answer(Struct, frozen=True, eq=False, gc=False):
     """What an engine answered, not yet shown to anybody.
 
@@ -209,6 +222,12 @@ class Pair(Struct, frozen=True, eq=False, gc=False):
     answer: Answer | Lost | None
 
 
+class Held(Struct, frozen=True, eq=False, gc=False):
+    """How waiting ended: `ready`, or because its time was over or there was no room to wait."""
+
+    ready: bool
+
+
 class Returned(Struct, frozen=True, eq=False, gc=False):
     """What a gRPC call answered: the message, as bytes."""
 
@@ -236,7 +255,7 @@ class ClientGone(Exception):
     """The client closed its connection; nothing more can be said to it."""
 
 
-Command = Send | More | Relay | Call | Both | Encode
+Command = Send | More | Relay | Call | Both | Encode | Hold
 Outcome = Answer | Lost | Returned | Status
-Result = Outcome | Pair | Encoded | Done | Broken
+Result = Outcome | Pair | Encoded | Held | Done | Broken
 Flow = Generator[Command, Result, None]

@@ -87,7 +87,8 @@ class Exchange(Struct, eq=False):
     traceparent that engines see, `parent` the client's own, empty where it sent none that is valid. `tail` gets the
     last pieces of a stream, where the story wants to look at them. `engine_id` is what engines call a request whose
     client chose its id, "" where they call it as the gateway does: clients send the same id twice, and engines then
-    abort the one for the other.
+    abort the one for the other. `hold_until` is how long it may wait for its first worker where there is none, 0.0 for
+    not at all.
     """
 
     request: InferenceRequest
@@ -108,6 +109,7 @@ class Exchange(Struct, eq=False):
     after: list[After] = field(default_factory=list)
     tail: deque[bytes] | None = None
     engine_id: str = ""
+    hold_until: float = 0.0
 
     @property
     def request_id(self) -> str:

@@ -33,6 +33,7 @@ from pointsman.net.calls import Calls
 from pointsman.net.clock import Deadlines
 from pointsman.net.downstream import Downstream, Request, Responder
 from pointsman.net.driver import Drive
+from pointsman.net.holding import Holding
 from pointsman.net.limits import DownstreamLimits, UpstreamLimits
 from pointsman.net.observer import Observer
 from pointsman.net.pool import Pool
@@ -81,6 +82,8 @@ class DataPlane:
         max_attempts: int = 3,
         affinity_bytes: int = 64,
         public_models: bool = False,
+        hold_s: float = 0.0,
+        hold_max: int = 1024,
         admit: Callable[[bytes | None, float], Principal],
         mounts: Sequence[Mounted] = (),
         handoffs: Handoffs,
@@ -94,6 +97,7 @@ class DataPlane:
         self.deadlines = deadlines
         self.observer = observer
         self.tokenizing = Tokenizing(deadlines, lambda: observer.fault("tokenizer"))
+        self.holding = Holding(deadlines, observer, asyncio.get_running_loop().call_soon)
         self.connections: set[Downstream] = set()
         self.empty = asyncio.Event()
         self.empty.set()
@@ -109,6 +113,8 @@ class DataPlane:
             max_attempts=max_attempts,
             affinity_bytes=affinity_bytes,
             public_models=public_models,
+            hold_s=hold_s,
+            hold_max=hold_max,
         )
 
     def set_options(
@@ -120,6 +126,8 @@ class DataPlane:
         max_attempts: int,
         affinity_bytes: int,
         public_models: bool,
+        hold_s: float,
+        hold_max: int,
     ) -> None:
         """Put options in force for the requests that are still to come."""
         self.limits = limits
@@ -127,6 +135,8 @@ class DataPlane:
         self.public_models = public_models
         self._max_attempts = max_attempts
         self._affinity_bytes = affinity_bytes
+        self._hold_s = hold_s
+        self.holding.room = hold_max
         self._paths = {
             path.encode(): (
                 path,
@@ -179,6 +189,8 @@ class DataPlane:
         )
         if known_id is not None:
             x.engine_id = f"{known_id}-{random_hex[48:60]}"
+        if self._hold_s:
+            x.hold_until = started + self._hold_s
         if route is None or plain:
             story = attempts(x, self.router, self._max_attempts)
         else:
@@ -199,8 +211,9 @@ class DataPlane:
                 yield drive.x.tries[-1].target.worker, drive.x.started
 
     def drain(self) -> None:
-        """Let every answer from now on be the last of its connection."""
+        """Let every answer from now on be the last of its connection, and nobody wait for a worker."""
         self.draining = True
+        self.holding.close()
         for mount in self._mounts:
             mount.server.draining = True
 

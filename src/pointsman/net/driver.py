@@ -28,6 +28,8 @@ from pointsman.flow.effects import (
     Encode,
     Encoded,
     Flow,
+    Held,
+    Hold,
     Lost,
     More,
     Outcome,
@@ -131,6 +133,11 @@ class Drive(Struct, eq=False):
     def _other(self, command: Command) -> None:
         """Perform what few stories ask for."""
         x = self.x
+        if isinstance(command, Hold):
+            self._give_up_calling = self._plane.holding.hold(command, self._called)
+            if self._give_up_calling is None:
+                self._run(Held(ready=False))
+            return
         if isinstance(command, Call | Encode):
             # What an answer that was not taken came over is of no more use.
             if self._upstream is not None:
@@ -162,12 +169,12 @@ class Drive(Struct, eq=False):
             calling.cancel if settle is None else lambda: calls.settle(calling, settle)
         )
 
-    def _called(self, outcome: Outcome | Encoded) -> None:
+    def _called(self, outcome: Outcome | Encoded | Held) -> None:
         self._give_up_calling = None
         if self._pair is None:
             self._run(outcome)
             return
-        assert not isinstance(outcome, Encoded)
+        assert not isinstance(outcome, Encoded | Held)
         if not _good(outcome):
             self._drop_upstream()
             self._run(Pair(outcome, None))

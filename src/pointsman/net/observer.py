@@ -24,6 +24,9 @@ class Observer(Protocol):
     def pool_wait(self) -> None:
         """Hear that a request waits for a connection."""
 
+    def hold_ended(self, outcome: str) -> None:
+        """Hear how the wait of a request for a worker ended (`pointsman.net.holding`)."""
+
     def opened(self, side: str) -> None:
         """Hear of a new connection; `side` is downstream or upstream."""
 
@@ -49,6 +52,9 @@ class Silent:
         """Ignore it."""
 
     def pool_wait(self) -> None:
+        """Ignore it."""
+
+    def hold_ended(self, outcome: str) -> None:
         """Ignore it."""
 
     def opened(self, side: str) -> None:

@@ -118,8 +118,9 @@ class Metrics:
     `route_epoch` and `drained` return the epoch of the routes and the models that are drained; `known` tells of a model
     whether anybody still has it, and a scrape forgets those that nobody has; `wall` is the time in seconds since 1970.
 
-    `lines_dropped`, `spans` and `calls_dropped` may be set to what returns how many log lines were dropped, how many
-    spans ended how, and how many calls of ended requests were not made; `calibrations` are those of the cascades.
+    `held`, `lines_dropped`, `spans` and `calls_dropped` may be set to what returns how many requests wait for a worker
+    now, how many log lines were dropped, how many spans ended how, and how many calls of ended requests were not made;
+    `calibrations` are those of the cascades.
     `proofs` are to hear of every new reading of a worker.
     """
 
@@ -139,6 +140,7 @@ class Metrics:
         self._drained = drained
         self._known = known
         self._wall = wall
+        self.held: Callable[[], int] = lambda: 0
         self.lines_dropped: Callable[[], int] = lambda: 0
         self.spans: Callable[[], dict[str, int]] = lambda: {}
         self.calibrations = Calibrations()
@@ -166,6 +168,7 @@ class Metrics:
         self._left_out: dict[str, int] = {}
         self._sources: dict[str, bool] = {}
         self._connections = {"downstream": 0, "upstream": 0}
+        self._holds: dict[str, int] = {}
         self._stale_resends = 0
         self._pool_waits = 0
         self._exposition = CollectorRegistry()
@@ -231,6 +234,10 @@ class Metrics:
     def pool_wait(self) -> None:
         """Count a request that had to wait for a connection, because a worker's limit was reached."""
         self._pool_waits += 1
+
+    def hold_ended(self, outcome: str) -> None:
+        """Count a request that waited for a worker, or found no room to."""
+        _add(self._holds, outcome)
 
     def opened(self, side: str) -> None:
         """Count a connection that opened; `side` is downstream or upstream."""
@@ -477,6 +484,7 @@ class Metrics:
                 "stage",
                 self._disconnects,
             ),
+            ("holds", "Requests that waited for a worker, by outcome.", "outcome", self._holds),
             ("auth_refusals", "Requests refused for their key.", "code", self._refusals),
             ("config_reloads", "Configurations loaded again.", "outcome", self._reloads),
             ("engine_drains", "Engines told to drain.", "outcome", self._engine_drains),
@@ -508,6 +516,9 @@ class Metrics:
             "tl_gateway_calls_dropped_total",
             "Calls of ended requests (releases, comparisons) not made, as too many were under way.",
             value=self.calls_dropped(),
+        )
+        yield GaugeMetricFamily(
+            "tl_gateway_held", "Requests that wait for a worker now.", value=self.held()
         )
         connections = GaugeMetricFamily(
             "tl_gateway_connections", "Open connections.", labels=["side"]

@@ -34,6 +34,7 @@ class Observers:
     ) -> None:
         self.stale_resend = metrics.stale_resend
         self.pool_wait = metrics.pool_wait
+        self.hold_ended = metrics.hold_ended
         self.opened = metrics.opened
         self.closed = metrics.closed
         self.fault = metrics.fault

@@ -16,6 +16,8 @@ from pointsman.flow.effects import (
     Command,
     Done,
     Flow,
+    Held,
+    Hold,
     More,
     Relay,
     Result,
@@ -84,6 +86,17 @@ class Dialogue:
         """The story waits for more of an answer."""
         assert isinstance(self.command, More), f"expected More, got {self._now()}"
         return self
+
+    def expects_hold(self, until: float) -> Self:
+        """The story waits until then for somebody who can take the request."""
+        assert isinstance(self.command, Hold), f"expected a Hold, got {self._now()}"
+        assert self.command.until == until, self.command.until
+        return self
+
+    def looks_again(self, now: float) -> Self:
+        """Something changed: the story goes on if it is ready, and waits on if it is not."""
+        assert isinstance(self.command, Hold), f"expected a Hold, got {self._now()}"
+        return self.gets(Held(ready=True)) if self.command.ready(now) else self
 
     def expects_relay(self, status: int = 200) -> Self:
         """The story commits to an answer of that status."""
