@@ -617,6 +617,17 @@ async def test_an_answer_that_is_not_kept_is_compared_without_another_request() 
         assert len(it.large.requests) == 1
 
 
+async def test_shadows_that_hang_are_few_and_those_that_are_left_out_are_counted() -> None:
+    async with fleet(answers(SURE), last=hangs(), shadow=1.0) as it:
+        for _ in range(70):
+            assert (await it.ask(CHAT)).body == KEPT
+        await it.large.received(64)
+        assert it.in_flight == {"b": 64}
+        assert counted(it.gateway, 'tl_gateway_calls_dropped_total{kind="optional"}') == 6
+        assert counted(it.gateway, 'tl_gateway_calls_dropped_total{kind="required"}') == 0
+        await it.stop()
+
+
 async def test_a_gateway_with_shadows_under_way_stops_in_time() -> None:
     async with fleet(answers(SURE), last=hangs(), shadow=1.0) as it:
         for _ in range(10):

@@ -371,6 +371,7 @@ def test_a_kept_answer_of_the_sample_is_compared_once_the_client_has_it() -> Non
     with fleet.dialogue() as story:
         story.gets(SURE).relays_to_the_end()
     (after,) = fleet.x.after
+    assert after.optional
     (call,) = after.calls
     assert isinstance(call, HttpCall)
     assert (call.worker.id, json.loads(call.body)["model"]) == ("l", "large")

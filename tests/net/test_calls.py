@@ -165,6 +165,19 @@ class Told:
         return self.outcome.message
 
 
+class Endless:
+    """A call under way of whose outcome nobody ever hears."""
+
+    def __init__(self) -> None:
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+    def tell(self, done: Callable[[Outcome], None]) -> None:
+        """Nobody will be told."""
+
+
 @asynccontextmanager
 async def calling() -> AsyncIterator[Calls]:
     """Make calls; nothing is under way at the end."""
@@ -345,6 +358,87 @@ async def test_the_end_does_not_wait_for_ever(kind: str) -> None:
         await (callee.came.wait() if kind == "rpc" else origin.received(1))
         await asyncio.wait_for(calls.close(0.05), 2)
         await (callee.cancelled.wait() if kind == "rpc" else origin.left(1))
+        assert told.outcome is None
+        assert to.in_flight == 0
+
+
+# Calls that nobody is worse off without.
+
+
+async def test_optional_calls_that_hang_are_few_and_keep_none_that_must_be_made() -> None:
+    async with Callee() as callee, Origin(hangs()) as origin, calling() as calls:
+        to, told = worker(address=origin.address), Told()
+        hanging = HttpCall(to, b"/x", b"{}", 60.0)
+        calls.later([After([hanging], optional=True) for _ in range(5000)])
+        await origin.received(64)
+        calls.later([After([rpc(worker("d"), callee.address, b"release")], told)])
+        assert await told.message() == b"release"
+        assert to.in_flight == 64
+        assert calls.dropped == {"required": 0, "optional": 5000 - 64}
+
+
+async def test_calls_that_must_be_made_are_many_and_keep_no_optional_one_from_being_made() -> None:
+    async with Origin(answers({})) as origin, calling() as calls:
+        hanging = [Endless() for _ in range(4097)]
+        for each in hanging:
+            calls.settle(each, lambda outcome: ())
+        assert [each.cancelled for each in hanging] == [False] * 4096 + [True]
+        call, told = HttpCall(worker(address=origin.address), b"/x", b"{}", 20.0), Told()
+        calls.later([After([call]), After([call], told, optional=True)])
+        await told._told.wait()
+        assert isinstance(told.outcome, Answer)
+        assert calls.dropped == {"required": 2, "optional": 0}
+    assert all(each.cancelled for each in hanging)
+
+
+async def test_an_optional_call_that_is_over_makes_room_for_another_one() -> None:
+    free = asyncio.Event()
+
+    async def slow(talk: Conversation) -> None:
+        await free.wait()
+        await answers({})(talk)
+
+    async with Origin(slow) as origin, calling() as calls:
+        call = HttpCall(worker(address=origin.address), b"/x", b"{}", 20.0)
+        first = [Told() for _ in range(64)]
+        calls.later([After([call], told, optional=True) for told in first])
+        free.set()
+        for told in first:
+            await told._told.wait()
+        await asyncio.sleep(0)  # let the last of them end
+        last = Told()
+        calls.later([After([call], last, optional=True)])
+        await last._told.wait()
+        assert isinstance(last.outcome, Answer)
+        assert calls.dropped == {"required": 0, "optional": 0}
+
+
+async def test_the_end_gives_optional_calls_up_before_it_waits_for_the_others() -> None:
+    async with Origin(hangs()) as origin, calling() as calls:
+
+        async def then(message: bytes) -> bytes:
+            await origin.left(1)
+            return message
+
+        async with Callee(then) as callee:
+            to, compared, released = worker(address=origin.address), Told(), Told()
+            optional = After([HttpCall(to, b"/x", b"{}", 60.0)], compared, optional=True)
+            calls.later([optional, After([rpc(worker("d"), callee.address)], released)])
+            await origin.received(1)
+            await calls.close()
+            assert await released.message() == b"hello"
+            assert compared.outcome is None
+            assert to.in_flight == 0
+
+
+async def test_the_end_does_not_wait_for_optional_calls() -> None:
+    async with Origin(hangs()) as origin, calling() as calls:
+        to, told = worker(address=origin.address), Told()
+        calls.later([After([HttpCall(to, b"/x", b"{}", 60.0)], told, optional=True)])
+        await origin.received(1)
+        # Without a limit: it would wait as long as the call has.
+        await asyncio.wait_for(calls.close(inf), 5)
+        await origin.left(1)
         assert told.outcome is None
         assert to.in_flight == 0
 

@@ -243,7 +243,7 @@ def _compare_later(x: Exchange, router: Router, body: bytes, trial: _Trial, last
             _record(trial, text_of(outcome.payload))
 
     call = HttpCall(target.worker, x.path.encode(), asked_too, SHADOW_S, x.principal.upstream)
-    x.after.append(After((call,), then))
+    x.after.append(After((call,), then, optional=True))
 
 
 def _record(trial: _Trial, large: str | None) -> None:

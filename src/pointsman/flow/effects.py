@@ -149,10 +149,15 @@ class Encode(Struct, frozen=True, eq=False, gc=False):
 
 
 class After(Struct, frozen=True, eq=False, gc=False):
-    """Calls to make one after another, whatever becomes of the request. `then` hears the outcome of the last one."""
+    """Calls to make one after another, whatever becomes of the request. `then` hears the outcome of the last one.
+
+    Nobody is worse off without those that are `optional`: only a few are under way at a time, and the end of the
+    gateway gives them up.
+    """
 
     calls: Sequence[HttpCall | RpcCall]
     then: "Callable[[Outcome], None] | None" = None
+    optional: bool = False
 
 
 class Hold(Struct, frozen=True, eq=False):

@@ -2,7 +2,8 @@
 
 A call that a story waits for can be cancelled, which closes its stream or its connection: so a worker learns at once
 that nobody waits. Calls that must be made whatever becomes of a request (`later`) belong to nobody but this object;
-the end of the gateway waits for them, for a moment.
+the end of the gateway waits for them, for a moment. Those that are optional never take the place of others, and nobody
+waits for them.
 """
 
 import asyncio
@@ -39,8 +40,11 @@ LAST_S = 3.0
 STALE_S = 60.0
 """How long the calls have that are under way on a channel that takes no others any more."""
 
-LATER_MAX = 4096
+REQUIRED_MAX = 4096
 """Calls of ended requests under way at a time. Each takes a few seconds at most, even if no worker answers."""
+
+OPTIONAL_MAX = 64
+"""The same for those that are optional. Each may take minutes, and a place at an engine that requests could have."""
 
 NEVER_SENT = ("failed to connect", "connections to all backends failing", "DNS resolution failed")
 """How gRPC words that there was no connection: the callee cannot have seen the call."""
@@ -64,9 +68,14 @@ class Calls:
         self._deadlines = deadlines
         self._channels: dict[tuple[Worker, str], _Channel] = {}
         self._awaited: set[_Rpc] = set()
-        self._later: set[asyncio.Task[None]] = set()
+        self._required = _Crowd(REQUIRED_MAX)
+        self._optional = _Crowd(OPTIONAL_MAX)
         self._closing: dict[asyncio.Task[None], _Channel] = {}
-        self.dropped = 0
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """How many calls of ended requests were not made because too many of their kind were under way."""
+        return {"required": self._required.dropped, "optional": self._optional.dropped}
 
     def call(
         self, call: HttpCall | RpcCall, deadline: float, done: Callable[[Outcome], None]
@@ -100,22 +109,19 @@ class Calls:
     def later(self, after: list[After]) -> None:
         """Take over what must be done for a request; the list is empty then."""
         for each in after:
-            if len(self._later) >= LATER_MAX:
-                self.dropped += 1
-                continue
-            self._keep(self._make(each))
+            crowd = self._optional if each.optional else self._required
+            if crowd.admits():
+                crowd.add(self._make(each))
         after.clear()
 
     def settle(
         self, calling: Calling, then: Callable[[Outcome], Sequence[HttpCall | RpcCall]]
     ) -> None:
         """Let a call come to its end though nobody waits for it any more, and make those that its outcome asks for."""
-
-        if len(self._later) >= LATER_MAX:
-            self.dropped += 1
-            calling.cancel()
+        if self._required.admits():
+            self._required.add(self._settle(calling, then))
         else:
-            self._keep(self._settle(calling, then))
+            calling.cancel()
 
     def leave(self, worker: Worker) -> None:
         """Forget a worker that the registry gave up; what waits for it, or for what it is to get, is told so."""
@@ -130,14 +136,14 @@ class Calls:
             self._close_soon(self._channels.pop(key), grace_s)
 
     async def close(self, wait_s: float = LAST_S) -> None:
-        """Wait a moment for what must still be done, and close all channels."""
-        if self._later:
-            _, late = await asyncio.wait(self._later, timeout=wait_s)
-            for task in late:
-                task.cancel()
-            if late:
-                # Each has given up its connection then: the pool, which closes next, tells it nothing more.
-                await asyncio.wait(late)
+        """Wait a moment for what must still be done, and close all channels; what is optional is given up first."""
+        given_up = self._optional.cancel()
+        if self._required.tasks:
+            await asyncio.wait(self._required.tasks, timeout=wait_s)
+        given_up |= self._required.cancel()
+        if given_up:
+            # Each has given up its connection then: the pool, which closes next, tells it nothing more.
+            await asyncio.wait(given_up)
         for channel in (*self._channels.values(), *self._closing.values()):
             await channel.close()
         self._channels.clear()
@@ -157,11 +163,6 @@ class Calls:
             del self._channels[key]
             self._close_soon(channel, STALE_S)
         return outcome
-
-    def _keep(self, doing: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(doing)
-        self._later.add(task)
-        task.add_done_callback(self._later.discard)
 
     async def _settle(
         self, calling: Calling, then: Callable[[Outcome], Sequence[HttpCall | RpcCall]]
@@ -220,6 +221,34 @@ class Calls:
             except asyncio.CancelledError:
                 calling.cancel()
                 raise
+
+
+class _Crowd:
+    """What is under way of one kind: at most `most` tasks."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.dropped = 0
+
+    def admits(self) -> bool:
+        """Tell whether there is room for one more; if not, count it as dropped."""
+        if len(self.tasks) < self._most:
+            return True
+        self.dropped += 1
+        return False
+
+    def add(self, doing: Coroutine[Any, Any, None]) -> None:
+        """Begin with it."""
+        task = asyncio.get_running_loop().create_task(doing)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    def cancel(self) -> set[asyncio.Task[None]]:
+        """Cancel all of it; return what has not ended yet."""
+        for task in self.tasks:
+            task.cancel()
+        return set(self.tasks)
 
 
 class _Channel:

@@ -119,9 +119,8 @@ class Metrics:
     whether anybody still has it, and a scrape forgets those that nobody has; `wall` is the time in seconds since 1970.
 
     `held`, `lines_dropped`, `spans` and `calls_dropped` may be set to what returns how many requests wait for a worker
-    now, how many log lines were dropped, how many spans ended how, and how many calls of ended requests were not made;
-    `calibrations` are those of the cascades.
-    `proofs` are to hear of every new reading of a worker.
+    now, how many log lines were dropped, how many spans ended how, and how many calls of ended requests of which kind
+    were not made; `calibrations` are those of the cascades. `proofs` are to hear of every new reading of a worker.
     """
 
     def __init__(
@@ -144,7 +143,7 @@ class Metrics:
         self.lines_dropped: Callable[[], int] = lambda: 0
         self.spans: Callable[[], dict[str, int]] = lambda: {}
         self.calibrations = Calibrations()
-        self.calls_dropped: Callable[[], int] = lambda: 0
+        self.calls_dropped: Callable[[], dict[str, int]] = lambda: {}
         self.proofs = Proofs(workers)
         self._handoffs = HandoffCounts(self.proofs)
         self._started_at = self._reloaded_at = wall()
@@ -489,6 +488,7 @@ class Metrics:
             ("config_reloads", "Configurations loaded again.", "outcome", self._reloads),
             ("engine_drains", "Engines told to drain.", "outcome", self._engine_drains),
             ("spans", "Spans by what became of them.", "outcome", self.spans()),
+            ("calls_dropped", "Calls of ended requests not made.", "kind", self.calls_dropped()),
             ("faults", "Exceptions that nobody foresaw.", "where", self._faults),
             ("poll_changes", "What polled workers turned to.", "state", self._poll_changes),
             ("workers_left_out", "Workers found but not taken.", "source", self._left_out),
@@ -511,11 +511,6 @@ class Metrics:
             "tl_gateway_log_lines_dropped_total",
             "Log lines that nobody took in time.",
             value=self.lines_dropped(),
-        )
-        yield CounterMetricFamily(
-            "tl_gateway_calls_dropped_total",
-            "Calls of ended requests (releases, comparisons) not made, as too many were under way.",
-            value=self.calls_dropped(),
         )
         yield GaugeMetricFamily(
             "tl_gateway_held", "Requests that wait for a worker now.", value=self.held()
