@@ -1,5 +1,6 @@
 """The bodies of hand-offs, byte for byte: what each engine is told, and what it must not be told."""
 
+import contextlib
 import json
 from collections.abc import Callable
 
@@ -7,9 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pointsman.dialect import llamacpp, sglang, vllm
+from pointsman.dialect import llamacpp, sglang, tl, vllm
 from pointsman.dialect.engines import DIALECTS
 from pointsman.dialect.handing import prompts_of
+from pointsman.errors import BadRequest
+from pointsman.wire.body import parse_request
+from pointsman.wire.logprobs import asked, forced
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -203,6 +207,53 @@ def test_what_one_worker_must_do_alone(engine: str, path: str, body: bytes) -> N
 )
 def test_what_only_some_engines_can_share(path: str, body: bytes, engines: list[str]) -> None:
     assert [name for name in ENGINES if DIALECTS[name].handed_off(path, body)] == engines
+
+
+UNREAD = [b"9" * 5000, b"1e999", b'"\xff"', b'[{"role":"user","content":-1e999}]']
+"""What JSON allows, or what a reader that skips it cannot see."""
+
+
+@pytest.mark.parametrize("engine", DIALECTS)
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+@pytest.mark.parametrize("name", ["messages", "prompt", "logprobs", "kv_transfer_params"])
+@pytest.mark.parametrize("value", UNREAD)
+def test_what_cannot_be_read_is_left_to_one_worker(
+    engine: str, path: str, name: str, value: bytes
+) -> None:
+    body = b'{"model":"m","%b":%b}' % (name.encode(), value)
+    parse_request(body, "r1")
+    assert not DIALECTS[engine].handed_off(path, body)
+
+
+@pytest.mark.parametrize("value", UNREAD)
+def test_a_seed_that_cannot_be_read_is_the_clients_fault(value: bytes) -> None:
+    with pytest.raises(BadRequest) as refused:
+        tl.read(TEXT, b'{"model":"m","prompt":"a","seed":%b}' % value)
+    assert refused.value.param == "seed"
+
+
+def deepest(body: Callable[[int], bytes]) -> bytes:
+    """Return the body with as many levels as `parse_request` can read from here."""
+    for levels in reversed(range(2000)):
+        with contextlib.suppress(BadRequest):
+            parse_request(body(levels), "r1")
+            return body(levels)
+    raise AssertionError("it reads none")
+
+
+def further_down(call: Callable[[], object], frames: int = 50) -> object:
+    """Call from where the stack has so many frames more."""
+    return further_down(call, frames - 1) if frames else call()
+
+
+@pytest.mark.parametrize("engine", DIALECTS)
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_more_levels_than_can_be_read_are_left_to_one_worker(engine: str, path: str) -> None:
+    body = deepest(lambda levels: b'{"model":"m","prompt":%b%b}' % (b"[" * levels, b"]" * levels))
+    assert not further_down(lambda: DIALECTS[engine].handed_off(path, body))
+    assert further_down(lambda: DIALECTS[engine].tokenize("m", path, body)) is None
+    assert further_down(lambda: asked(path, body)) is False
+    assert further_down(lambda: forced(path, body, margins=False))
 
 
 def test_our_own_engines_share_what_their_contract_has_words_for() -> None:

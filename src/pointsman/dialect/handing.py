@@ -70,14 +70,20 @@ decode_wish = msgspec.json.Decoder(Wish).decode
 
 
 def wish(path: str, body: bytes) -> Wish | None:
-    """Read what decides about a hand-off, None where the path has none. `body` has passed `parse_request`.
+    """Read what decides about a hand-off, None where there can be none. `body` has passed `parse_request`.
+
+    That skips what it does not look at. So there may be numbers beyond all bounds in it, text that is no UTF-8, and
+    levels more than can be read from here: what becomes of those is for one engine to say.
 
     >>> wish("/v1/completions", b'{"prompt":["a","b"]}').prompts, wish("/v1/completions", b'{"prompt":[1,2]}').prompts
     (2, 0)
     """
     if path not in (CHAT, TEXT):
         return None
-    wished = readable(decode_wish, body)
+    try:
+        wished = readable(decode_wish, body)
+    except (msgspec.DecodeError, RecursionError):
+        return None
     asked = wished.messages if path == CHAT else wished.prompt
     other = wished.prompt if path == CHAT else wished.messages
     # Of two, the workers may read different ones.
@@ -94,7 +100,10 @@ def text_prompt(path: str, body: bytes) -> bytes | None:
     """Return the prompt of a completion as a JSON string, None where it is none."""
     if path != TEXT:
         return None
-    prompt = bytes(readable(decode_prompt, body).prompt)
+    try:
+        prompt = bytes(readable(decode_prompt, body).prompt)
+    except RecursionError:
+        return None
     return prompt if prompt[:1] == b'"' else None
 
 

@@ -134,15 +134,13 @@ class Prefilled(Struct, frozen=True, gc=False):
     cached: int
 
 
-SEEDS = range(1 << 63)
-
 decode_generation = msgspec.json.Decoder(Generation).decode
 
 
 class Seed(Struct):
     """The one field that must be right where a request may be handed off."""
 
-    seed: object = None
+    seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] | None = None
 
 
 decode_seed = msgspec.json.Decoder(Seed).decode
@@ -155,12 +153,15 @@ def read(path: str, body: bytes) -> Generation | None:
     """
     if path not in (CHAT, TEXT):
         return None
-    seed = readable(decode_seed, body).seed
-    if seed is not None and (type(seed) is not int or seed not in SEEDS):
-        raise BadRequest("`seed` must be an integer of 0 to 2**63-1", param="seed")
+    try:
+        readable(decode_seed, body)
+    except RecursionError:
+        return None
+    except msgspec.DecodeError:
+        raise BadRequest("`seed` must be an integer of 0 to 2**63-1", param="seed") from None
     try:
         generation = readable(decode_generation, body)
-    except (msgspec.ValidationError, RecursionError):
+    except (msgspec.DecodeError, RecursionError):
         return None
     asked = generation.messages if path == CHAT else generation.prompt
     other = generation.prompt if path == CHAT else generation.messages

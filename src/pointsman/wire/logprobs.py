@@ -42,7 +42,7 @@ def asked(path: str, body: bytes) -> bool:
     >>> asked("/v1/completions", b'{"logprobs":0}'), asked("/v1/chat/completions", b'{"logprobs":false}')
     (True, False)
     """
-    wish = bytes(readable(decode_wanted, body).logprobs)
+    wish = bytes(_wanted(body).logprobs)
     return wish not in NOTHING if path == COMPLETIONS else wish == TRUE
 
 
@@ -57,12 +57,21 @@ def forced(path: str, body: bytes, *, margins: bool) -> dict[str, bytes]:
     >>> forced("/v1/chat/completions", b"{}", margins=False)
     {'logprobs': b'true'}
     """
-    wanted = readable(decode_wanted, body)
+    wanted = _wanted(body)
     if path == COMPLETIONS:
         return {"logprobs": _at_least(2 if margins else 1, wanted.logprobs)}
     if not margins:
         return {"logprobs": TRUE}
     return {"logprobs": TRUE, "top_logprobs": _at_least(2, wanted.top_logprobs)}
+
+
+def _wanted(body: bytes) -> Wanted:
+    try:
+        return readable(decode_wanted, body)
+    except (
+        RecursionError
+    ):  # Of the levels that `parse_request` could read there are fewer to be had from here.
+        return Wanted()
 
 
 def _at_least(number: int, wish: msgspec.Raw) -> bytes:
