@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -234,6 +235,30 @@ async def test_a_full_registry_takes_as_many_as_there_is_room_for_and_more_when_
     fleet.one.tell(found("a"))
     assert fleet.ids() == {"two": ["b", "c", "d"]}
     await fleet.sources.stop()
+
+
+async def calls_with_one_twice(count: int) -> int:
+    """Return how many calls it takes to have so many workers, the first of them there twice."""
+    fleet = Fleet()
+    await fleet.both()
+    listed = found(*(f"w{n}" for n in range(count)), "w0")
+    calls = 0
+
+    def counted(frame: object, event: str, arg: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(counted)
+    fleet.one.tell(listed)
+    fleet.one.tell(listed)
+    sys.setprofile(None)
+    assert len(fleet.registry.snapshot()) == count
+    await fleet.sources.stop()
+    return calls
+
+
+async def test_one_worker_that_cannot_be_taken_costs_no_look_at_all_for_each_other() -> None:
+    assert await calls_with_one_twice(400) < 3 * await calls_with_one_twice(200)
 
 
 async def test_r17_a_source_that_was_removed_ends_and_its_workers_leave() -> None:

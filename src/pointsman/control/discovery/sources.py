@@ -193,7 +193,7 @@ class Sources:
             try:
                 if worker.id in sound:
                     raise InvalidReport(f"worker_id {worker.id!r} is there twice")
-                registry.check_listed(name, [worker])
+                registry.check_one(name, worker)
                 if len(sound) >= room:
                     raise InvalidReport(f"there are {registry.workers_max} workers already")
             except InvalidReport as error:
