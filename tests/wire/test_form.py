@@ -146,3 +146,14 @@ def test_what_could_be_read_in_two_ways_is_refused(body: bytes) -> None:
 def test_a_form_ends_at_its_last_delimiter() -> None:
     with pytest.raises(BadRequest, match="missing"):
         parse_form(b"--b--\r\n" + form(MODEL), b"b", "r1", PATH)
+
+
+def test_the_headers_of_a_form_are_limited_together() -> None:
+    """They are what takes long: megabytes of semicolons would keep everybody else waiting."""
+    long = b"X: " + b";" * (1 << 16) + b"\r\n"
+    assert parse_form(form(part(b"model", b"w", long), AUDIO), b"b", "r1", PATH).model == "w"
+    halves = [part(b"prompt", b"p", long), part(b"model", b"w", long)]
+    with pytest.raises(BadRequest, match="headers of the form have more than 131072 bytes"):
+        parse_form(form(*halves, AUDIO), b"b", "r1", PATH)
+    with pytest.raises(BadRequest, match="headers of the form have more than"):
+        parse_form(form(part(b"model", b"w", b"X: y\r\n" * (1 << 15))), b"b", "r1", PATH)

@@ -20,6 +20,9 @@ __all__ = ["boundary_of", "parse_form", "with_model_at"]
 PARTS_LIMIT = 1000
 """Parts of a form, which is also what usual frameworks allow; and as many times the text of the delimiter."""
 
+HEADERS_LIMIT = 1 << 17
+"""Bytes of the headers of all parts: they are read one by one, which takes a hundred times as long as the content."""
+
 TRUE = (b"true", b"1", b"on", b"yes", b"t", b"y")
 
 TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
@@ -60,8 +63,10 @@ def parse_form(body: bytes, boundary: bytes, request_id: str, path: str) -> Infe
     """
     place: tuple[int, int] | None = None
     stream = False
+    room = HEADERS_LIMIT
     for start, end in _parts(body, boundary):
-        name, value, plain = _headers(body, start, end)
+        name, value, plain = _headers(body, start, end, room)
+        room -= value - start
         if name == b"model":
             if place is not None:
                 raise BadRequest("`model` must stand in the request once", param="model")
@@ -119,11 +124,15 @@ def _parts(body: bytes, boundary: bytes) -> Iterator[tuple[int, int]]:
     raise BadRequest("the request body is no form that ends with its boundary")
 
 
-def _headers(body: bytes, start: int, end: int) -> tuple[bytes, int, bool]:
-    """Return the name of a part, where its value begins, and whether that is a plain field and no file."""
+def _headers(body: bytes, start: int, end: int, room: int) -> tuple[bytes, int, bool]:
+    """Return the name of a part, where its value begins, and whether that is a plain field and no file.
+
+    Its headers may have `room` bytes.
+    """
     name: bytes | None = None
     plain = True
-    while (line := HEADER.match(body, start, end)) is not None:
+    limit = start + room
+    while (line := HEADER.match(body, start, min(end, limit))) is not None:
         key = line[1].lower()
         if key == b"content-disposition":
             if name is not None:
@@ -134,6 +143,8 @@ def _headers(body: bytes, start: int, end: int) -> tuple[bytes, int, bool]:
             plain = plain and line[2].strip(b" \t").lower() in PLAIN
         start = line.end()
     if body[start : min(start + 2, end)] != b"\r\n":
+        if end > limit:
+            raise BadRequest(f"the headers of the form have more than {HEADERS_LIMIT} bytes")
         raise BadRequest("a part of the form has headers that cannot be read")
     return name or b"", start + 2, plain
 
