@@ -3,6 +3,7 @@
 import asyncio
 import importlib
 import logging
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -116,7 +117,13 @@ def test_a_file_that_is_neither_says_why(contents: bytes, why: str) -> None:
         read(contents)
 
 
-@pytest.mark.parametrize("contents", [b"a: [", b"- !!python/object:os.system {}", b"\x00", b"- ]"])
+@pytest.mark.parametrize(
+    "contents",
+    [
+        *(b"a: [", b"- !!python/object:os.system {}", b"\x00", b"- ]"),
+        *(b"!!int ''", b"!!float ''", b"!!bool x", b"- !!timestamp x", b"!!binary x"),
+    ],
+)
 def test_yaml_that_is_none_says_so_in_one_line(contents: bytes) -> None:
     with pytest.raises(Unreadable, match="not YAML") as raised:
         read(contents, yaml=True)
@@ -200,6 +207,27 @@ async def test_a_file_is_read_at_once_and_only_changes_are_told(tmp_path: Path) 
         watched.replace(listing("b:1", "a:1"))
         await watched.look()
         assert watched.told == [["a:1"], ["a:1", "b:1"]]
+
+
+async def test_the_gateway_does_other_things_while_a_long_file_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyYAML takes seconds for thousands of workers."""
+    threads = []
+
+    def noted(contents: bytes, *, yaml: bool) -> list[Found]:
+        threads.append(threading.current_thread())
+        return read(contents, yaml=yaml)
+
+    monkeypatch.setattr("pointsman.control.discovery.file.read", noted)
+    watched = Watched(tmp_path / "engines.yml")
+    watched.path.write_text(listing("a:1"))
+    async with watched.running():
+        await watched.look()
+        watched.replace(listing("b:1"))
+        await watched.look()
+    assert watched.told == [["a:1"], ["b:1"]]
+    assert len(threads) == 2 and threading.main_thread() not in threads
 
 
 async def test_a_swapped_link_is_noticed(tmp_path: Path) -> None:

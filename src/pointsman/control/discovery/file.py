@@ -89,7 +89,8 @@ class File:
         self._path = path
         self._sleep = sleep
         self._on_fault = on_fault
-        self._contents: bytes | str = ""
+        self._contents: bytes | None = None
+        self._listed: list[Found] | str = []
         self._broken = False
         self._known: list[Found] | None = None
 
@@ -109,23 +110,28 @@ class File:
         finally:
             watch.stop()
 
-    def _look(self) -> bytes | str:
-        """Return what the file holds, or why it cannot be read. Runs in a thread."""
+    def _look(self) -> object:
+        """Read the file, and return what differs when it changed. Runs in a thread: YAML of many workers takes long."""
         try:
-            self._contents = self._path.read_bytes()
+            contents = self._path.read_bytes()
         except OSError as error:
-            self._contents = error.strerror or type(error).__name__
-        return self._contents
+            self._contents = None
+            self._listed = error.strerror or type(error).__name__
+            return self._listed
+        if contents != self._contents:
+            self._contents = contents
+            try:
+                self._listed = read(contents, yaml=self._path.suffix in (".yml", ".yaml"))
+            except Unreadable as error:
+                self._listed = str(error)
+        return contents
 
     def _take(self, found: Callable[[list[Found]], None]) -> None:
-        try:
-            if isinstance(self._contents, str):
-                raise Unreadable(self._contents)
-            listed = read(self._contents, yaml=self._path.suffix in (".yml", ".yaml"))
-        except Unreadable as error:
+        listed = self._listed
+        if isinstance(listed, str):
             self._broken = True
             kept = "there are no workers yet" if self._known is None else "its workers stay"
-            logger.warning("file %s: %s; %s", self._path, error, kept)
+            logger.warning("file %s: %s; %s", self._path, listed, kept)
             return
         if self._broken:
             logger.info("file %s: it can be read again", self._path)
@@ -171,7 +177,8 @@ def _yaml(contents: bytes) -> object:
         raise Unreadable("YAML needs PyYAML, which is not installed; JSON does not") from None
     try:
         tree: object = yaml.safe_load(contents)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    # Not all that PyYAML raises for what a tag does not fit is its own.
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
         raise Unreadable(f"not YAML: {' '.join(str(error).split())}") from None
     return [] if tree is None else tree
 
