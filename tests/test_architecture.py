@@ -72,6 +72,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "fleet": {"config", "control", "dialect", "domain", "errors", "flow", "net", "parts"},
     "parts": {"config", "control", "domain", "errors", "net", "msgspec"},
+    "simulate": {"domain", "errors", "msgspec"},
     "cli_agent": {"agent", "domain", "errors", "parts", "grpc", "typer"},
     "cli_admin": {"control", "typer"},
     "cli_cascade": {"domain", "errors", "sweep", "rich", "typer"},

@@ -19,6 +19,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -39,7 +40,13 @@ MEMORY_MODELS = 4096
 MAX_NAME = 256
 """The longest worker id or model name, in characters."""
 
+CHECKED = 8192
+"""How many names and addresses are known to be well-formed: heartbeats say the same ones again and again."""
+
+NUMBERS = ("kv_format", "queue_depth", "running", "kv_free_blocks", "kv_total_blocks")
+
 _BY_ID = attrgetter("id")
+_NUMBERS = attrgetter(*NUMBERS)
 _HOST_PORT = re.compile(
     r"(?:\[[0-9A-Fa-f:.]{2,45}(?:%[A-Za-z0-9._-]{1,15})?\]|[A-Za-z0-9._-]{1,253}):([0-9]{1,5})"
 )
@@ -642,14 +649,15 @@ def _check(report: WorkerReport) -> Role:
         raise InvalidReport(
             f"base_path {report.base_path[:MAX_NAME]!r} is not a path such as /engine"
         )
-    for name in ("kv_format", "queue_depth", "running", "kv_free_blocks", "kv_total_blocks"):
-        if getattr(report, name) < 0:
-            raise InvalidReport(f"{name} is negative")
+    if min(_NUMBERS(report)) < 0:
+        name = next(name for name in NUMBERS if getattr(report, name) < 0)
+        raise InvalidReport(f"{name} is negative")
     if report.incarnation is not None and report.incarnation < 0:
         raise InvalidReport("incarnation is negative")
     return role
 
 
+@lru_cache(maxsize=CHECKED)
 def _check_names(worker_id: str, model: str, *, required: bool = True) -> None:
     # An id travels in a header (X-TL-Route) and in metric labels, so it is printable ASCII without spaces.
     if not _ID.fullmatch(worker_id):
@@ -658,6 +666,7 @@ def _check_names(worker_id: str, model: str, *, required: bool = True) -> None:
         raise InvalidReport(f"model is not 1 to {MAX_NAME} printable characters")
 
 
+@lru_cache(maxsize=CHECKED)
 def _check_address(name: str, address: str, *, scheme: bool = False) -> None:
     start = _SCHEME.match(address) if scheme else None
     match = _HOST_PORT.fullmatch(address, start.end() if start else 0)
