@@ -4,3 +4,5 @@ Which policy is best is an experiment. Here the `Registry`, the `Router`, the le
 objects that serve real traffic, and no rule of theirs is written a second time; only engines, time and traffic are
 models. Nothing here reads a clock, opens a socket or draws a number that its caller did not seed.
 """
+
+__all__: list[str] = []
