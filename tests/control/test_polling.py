@@ -1,6 +1,7 @@
 """The poller: a fleet of engines that are functions here, and a clock that the test moves."""
 
 import asyncio
+import gc
 import logging
 from collections.abc import Callable
 
@@ -182,6 +183,21 @@ async def test_r17_a_worker_that_left_is_not_asked_again() -> None:
     assert left < max(fleet.times("c")) <= again
     assert max(fleet.times("d")) > again
     await fleet.poller.stop()
+
+
+async def test_polling_that_ends_amid_a_round_leaves_no_exception_behind() -> None:
+    loop, left = asyncio.get_running_loop(), list[object]()
+    loop.set_exception_handler(lambda _, context: left.append(context))
+    fleet = Fleet()
+    fleet.answers = {"a": None}
+    fleet.lists(engine("a"))
+    fleet.poller.start()
+    await fleet.clock.advance(0.5)
+    assert fleet.under_way == 1
+    await fleet.poller.stop()
+    await fleet.clock.settle()
+    gc.collect()
+    assert (fleet.under_way, left) == (0, [])
 
 
 async def test_r17_not_even_when_it_leaves_between_the_decision_to_ask_and_the_asking() -> None:

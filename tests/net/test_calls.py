@@ -193,6 +193,26 @@ async def calling() -> AsyncIterator[Calls]:
         deadlines.close()
 
 
+# Questions how a worker is.
+
+
+async def test_an_answer_that_comes_in_the_turn_in_which_the_question_is_given_up_is_no_fault() -> (
+    None
+):
+    deadlines = Deadlines(asyncio.get_running_loop())
+    pool = Pool(UpstreamLimits(), deadlines, Silent())
+    calls, asked = Calls(pool, deadlines), worker()
+    asking = asyncio.get_running_loop().create_task(calls.get(asked, "/health", 20.0))
+    await asyncio.sleep(0)  # It connects now.
+    asking.cancel()
+    pool.leave(asked)  # Whoever waits for a connection is told so, in this very turn.
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    await calls.close(0.1)
+    pool.close()
+    deadlines.close()
+
+
 # gRPC calls that a story waits for.
 
 

@@ -137,7 +137,8 @@ class Poller:
         """Ask for some paths at once, and give all of them up when their time is over."""
         loop = asyncio.get_running_loop()
         asking = {path: loop.create_task(self._probe_one(worker, path)) for path in paths}
-        all_answers = asyncio.gather(*asking.values())
+        # What it gathers it returns: nobody looks for an exception in it when the polling itself ends.
+        all_answers = asyncio.gather(*asking.values(), return_exceptions=True)
         # Whoever asks keeps the limit as well, and says more; but a probe that forgot to end shall not end the polling.
         limit = loop.create_task(self._sleep(worker.poll_timeout_s))
         try:
@@ -145,8 +146,8 @@ class Poller:
             late = Probed(0, error=f"no answer in {worker.poll_timeout_s:g} s")
             return {path: task.result() if task.done() else late for path, task in asking.items()}
         finally:
-            all_answers.cancel()
-            limit.cancel()
+            for task in (*asking.values(), limit):
+                task.cancel()
 
     async def _probe_one(self, worker: Worker, path: str) -> Probed:
         if worker not in self._tasks:  # It left between the decision to ask and this moment.

@@ -93,7 +93,13 @@ class Calls:
         heard: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         call = HttpCall(worker, path.encode(), b"", timeout_s, get=True)
         deadline = self._deadlines.now() + timeout_s
-        asking = _Http(self._pool, call, deadline, heard.set_result)
+
+        def hear(outcome: Outcome) -> None:
+            # A cancelled future comes before the task that is told so, and an answer may come between the two.
+            if not heard.done():
+                heard.set_result(outcome)
+
+        asking = _Http(self._pool, call, deadline, hear)
         try:
             async with asyncio.timeout(timeout_s):
                 outcome = await heard
