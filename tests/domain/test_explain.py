@@ -189,6 +189,24 @@ def test_half_a_pair_is_told_what_is_missing(role: str, why: str) -> None:
     assert (explanation.target, explanation.pick, explanation.prefill) == ("", None, None)
 
 
+def test_a_worker_that_cannot_have_the_request_is_told_by_its_own_reason() -> None:
+    fleet = Fleet()
+    down = Worker("down", model="smol", http_address="h:1", static=True, polled=True)
+    going = Worker("going", model="smol", http_address="h:2", static=True, terminating=True)
+    lacks = Worker("lacks", model="smol", http_address="h:3", static=True)
+    fleet.registry.set_listed("static", [down, going, lacks])
+    fleet.router.lack(lacks, "/v1/rerank")
+    fleet.beat("well", depth=9)
+    request = InferenceRequest("smol", "r1", path="/v1/rerank")
+    explanation = explain(fleet.router, fleet.registry, request, now=0.0)
+    assert explanation.pick == "well"
+    assert vetoes(explanation) == {
+        "down": "down",
+        "going": "draining",
+        "lacks": "it does not serve /v1/rerank",
+    }
+
+
 def test_refusals_are_part_of_the_explanation() -> None:
     fleet = Fleet(Route("smol", backends=(Backend("v3"),)))
     missing = fleet.why("typo")

@@ -235,7 +235,7 @@ def explain(
         served_model=asked.model,
         policy=name_of(router.policy),
         draw=_draw(route, request.request_id),
-        vetoed=_vetoes(registry, route, asked, {*witness.workers, *prefills}, excluded),
+        vetoed=_vetoes(router, request, route, asked, {*witness.workers, *prefills}, excluded),
         refusal=refusal,
     )
     if target is None:
@@ -358,7 +358,8 @@ def _draw(route: Route | None, request_id: str) -> Draw | None:
 
 
 def _vetoes(
-    registry: "Registry",
+    router: "Router",
+    request: "InferenceRequest",
     route: Route | None,
     asked: _Asked,
     considered: Collection[Worker],
@@ -373,19 +374,23 @@ def _vetoes(
         models.update([backend.model for backend in route.backends])
         elsewhere = "another backend was drawn"
     vetoes = []
-    for worker in registry.snapshot():
+    for worker in asked.snapshot():
         if worker.model not in models or worker in considered:
             continue
         if worker.model != asked.model:
             why = elsewhere
-        elif worker.draining:
+        elif not worker.up:
+            why = "down"
+        elif worker.draining or worker.terminating:
             why = "draining"
-        elif worker.model in registry.drained:
+        elif worker.model in asked.drained:
             why = "model is drained"
         elif worker in excluded:
             why = "excluded"
         elif worker.role not in asked.roles:
             why = f"role is {worker.role}"
+        elif router.lacks(worker, request.path):
+            why = f"it does not serve {request.path}"
         elif worker.role is Role.PREFILL:
             why = "no decode worker to go with"
         else:

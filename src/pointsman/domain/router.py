@@ -325,7 +325,8 @@ class Router:
         if self._left is not None:
             self._left(worker)
 
-    def _lacks(self, worker: Worker, path: str) -> bool:
+    def lacks(self, worker: Worker, path: str) -> bool:
+        """Tell whether a worker is known not to serve an API path: it said so itself, or its dialect does."""
         if path in worker.lacks:
             return True
         serves = self._serves.get(worker.dialect)
@@ -335,7 +336,7 @@ class Router:
         self, workers: tuple[Worker, ...], path: str, served: str
     ) -> tuple[Worker, ...]:
         """Leave out those that lack a path. The tuple is the same object as before while its workers are the same."""
-        able = tuple([worker for worker in workers if not self._lacks(worker, path)])
+        able = tuple([worker for worker in workers if not self.lacks(worker, path)])
         if len(able) == len(workers) or not able:
             return workers if able else able
         key = (path, served, able[0].role)
@@ -351,7 +352,7 @@ class Router:
         """Raise `UnsupportedEndpoint` where there are workers that could take the request, but for its path."""
         roles = {UNIFIED if target == "unified" else Role.DECODE for target in targets}
         workers = [each for role in roles for each in self._registry.routable(served, role)]
-        if not workers or not all(self._lacks(worker, request.path) for worker in workers):
+        if not workers or not all(self.lacks(worker, request.path) for worker in workers):
             return
         names = sorted(
             f"{worker.id} ({worker.dialect})" if worker.dialect else worker.id for worker in workers
