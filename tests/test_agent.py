@@ -116,6 +116,8 @@ def test_everything_that_is_read_is_said() -> None:
     ("arguments", "said"),
     [
         ([], "--registry is missing"),
+        (["--registry", "g:1", "--registry", "g"], "--registry g: the port is missing"),
+        (["--registry", ":1"], "--registry :1: host or port is missing"),
         (["--registry", "g:1", "--engine", "nonsense"], "url"),
         (["--registry", "g:1", "--role", "prefill", "--dialect", "vllm"], "connector"),
         (["--registry", "g:1", "--api-key-env", "NO_SUCH_NAME"], "NO_SUCH_NAME"),

@@ -74,7 +74,7 @@ LAYERS: dict[str, set[str]] = {
     "parts": {"config", "control", "domain", "errors", "net", "msgspec"},
     "simulate": {"domain", "errors", "msgspec"},
     "cli_simulate": {"domain", "simulate", "msgspec", "rich", "typer"},
-    "cli_agent": {"agent", "domain", "errors", "parts", "grpc", "typer"},
+    "cli_agent": {"agent", "config", "domain", "errors", "parts", "grpc", "typer"},
     "cli_admin": {"control", "typer"},
     "cli_cascade": {"domain", "errors", "sweep", "rich", "typer"},
     "cli_config": {"config", "typer"},

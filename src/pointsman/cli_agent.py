@@ -69,6 +69,8 @@ def agent(
 
     if not registry:
         raise _refused("--registry is missing: host:port of a gateway's registry")
+    for each in registry:
+        _check_registry(each)
     where = advertise or engine.rpartition("//")[2].partition("/")[0]
     values = {
         "id": worker_id or where,
@@ -91,6 +93,16 @@ def agent(
     if worker.bootstrap and advertise:
         worker.bootstrap = f"{advertise.rpartition(':')[0]}:{bootstrap_port}"
     run_agent(Agent(worker, registry, address=f"{scheme}{where}", credentials=credentials))
+
+
+def _check_registry(address: str) -> None:
+    from pointsman.config import Address
+
+    try:
+        if not all(Address.parse(address)):
+            raise ValueError("host or port is missing")
+    except ValueError as error:
+        raise _refused(f"--registry {address}: {error}; expected host:port") from None
 
 
 def _credentials(
