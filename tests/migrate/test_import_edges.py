@@ -381,7 +381,7 @@ def test_weights_count_for_the_policy_that_looks_at_them(tmp_path: Path) -> None
     gateway, notes = litellm(tmp_path, least)
     assert gateway.route_policy == "least_outstanding"
     assert [each.capacity for each in gateway.workers] == [0, 0, 0]
-    assert "model_list[0].litellm_params.weight: among the workers" in notes
+    assert "model_list[0].litellm_params.rpm: among the workers" in notes
 
 
 def test_a_pattern_of_models_is_left_out_with_a_note(tmp_path: Path) -> None:

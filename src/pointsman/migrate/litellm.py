@@ -52,7 +52,7 @@ ENGINES = {
 NO_KEY: tuple[object, ...] = (None, "", "EMPTY", "empty", "none", "None")
 """What people write where a key is asked for and none is needed."""
 
-LIMITED = "limits stand in the keys of callers (rpm and tpm), not at workers"
+LIMITED = "limits stand in the keys of callers (rpm and tpm, not enforced yet), not at workers"
 NO_REQUEST_CHANGES = "a request is passed on as it is: nothing is added, dropped or translated"
 NO_DATABASE = "there is no database; keys stand in keys_file"
 NO_REDIS = "gateways share no state: several of them agree without talking"
@@ -189,6 +189,7 @@ class Deployment(NamedTuple):
     key_env: str
     worker_id: str
     weight: Fraction | None
+    weighed_by: str
 
 
 def from_litellm(document: Mapping[str, Any]) -> Draft:
@@ -275,6 +276,7 @@ def _deployment(draft: Draft, index: int, entry: object) -> Deployment | None:
         _key_env(draft, said.get("litellm_params.api_key")),
         text(said["model_info.id"]) if "model_info.id" in said else "",
         _weight(weight),
+        weight.name if weight is not None else "",
     )
 
 
@@ -343,10 +345,10 @@ def _warn_of_weight(draft: Draft, each: Deployment, table: Table, *, weighted: b
         return
     if not weighted:
         why = "among the workers of one model only the policy weighted looks at weights"
-        draft.note(f"{each.name}.litellm_params.weight", why, table=table)
+        draft.note(each.weighed_by, why, table=table)
     elif each.weight == 0:
         why = "0 is no weight of a worker: leave it out, or drain it"
-        draft.note(f"{each.name}.litellm_params.weight", why, table=table)
+        draft.note(each.weighed_by, why, table=table)
 
 
 def _shares(deployments: Sequence[Deployment]) -> dict[Deployment, int]:

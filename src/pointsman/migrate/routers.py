@@ -107,7 +107,9 @@ ROUTER_FLAGS: dict[str, Rule] = {
     "--max-tree-size": none(NO_TREE),
     "--max-concurrent-requests": made("", "a note unless it is -1: " + NO_QUEUE),
     "--queue-*": none(NO_QUEUE),
-    "--rate-limit-tokens-per-second": none("limits stand in the keys of callers (rpm and tpm)"),
+    "--rate-limit-tokens-per-second": none(
+        "limits stand in the keys of callers (rpm and tpm, not enforced yet)"
+    ),
     "--worker-startup-*": none(BY_POLLING),
     "--enable-igw": moot("one gateway serves any number of models"),
     "--log-dir": none("logs go to stderr"),

@@ -93,7 +93,7 @@ SGLANG_FLAGS: dict[str, Rule] = {
     "--tenant-api-key": made(
         "keys_file", "callers need keys of this gateway; the old ones are not copied"
     ),
-    "--tenant-*": none("limits stand in the keys of callers (rpm and tpm)"),
+    "--tenant-*": none("limits stand in the keys of callers (rpm and tpm, not enforced yet)"),
     "--trust-tenant-header": none("a caller's tenant is that of its key"),
     **dict.fromkeys(("--cache-*", "--spill-*", "--block-size", "--overlap-decay"), none(NO_TREE)),
     **dict.fromkeys(("--selection-*", "--kv-*"), none("engines' KV events are not followed")),
