@@ -667,7 +667,11 @@ async def _reload_on(hangup: asyncio.Event, gateway: Gateway) -> None:
 
 def _joined(worker: Worker) -> None:
     logger.info(
-        "worker %s (%s, %s) joined at %s", worker.id, worker.model, worker.role, worker.http_address
+        "worker %s (%s, %s) joined at %s",
+        worker.id,
+        worker.model or "model not known yet",
+        worker.role,
+        worker.http_address,
     )
 
 

@@ -272,7 +272,7 @@ def test_a_port_that_is_taken_is_an_error_and_not_half_of_the_beats() -> None:
     async def story() -> None:
         service = Fleet().service
         server, port = await serve_registry("127.0.0.1:0", service)
-        with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{port} for heartbeats"):
+        with pytest.raises(OSError, match=f"127.0.0.1:{port} for heartbeats: it is taken"):
             await serve_registry(f"127.0.0.1:{port}", service)
         await server.stop(None)
 

@@ -157,7 +157,9 @@ async def serve_registry(
             else server.add_secure_port(address, credentials.server)
         )
     except RuntimeError:
-        raise OSError(f"cannot listen on {listen} for heartbeats") from None
+        raise OSError(
+            f"{listen} for heartbeats: it is taken, or no address of this machine"
+        ) from None
     await server.start()
     return server, port
 

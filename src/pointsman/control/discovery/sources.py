@@ -145,7 +145,10 @@ class Sources:
         running.found = found
         taken = self._take(running)
         logger.info(
-            "source %s: %d workers, %d left out", running.spec.name, taken, len(running.left_out)
+            "source %s: workers taken: %d, left out: %d",
+            running.spec.name,
+            taken,
+            len(running.left_out),
         )
 
     def _take(self, running: _Running) -> int:
