@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from pointsman.agent import Agent, status_of
 from pointsman.app import Gateway
 from pointsman.cli import app
+from pointsman.dialect.reading import CONTEXT_MAX
 from pointsman.domain.worker import Role, ServedModel, Worker
 from pointsman.testing.engines import FakeVllm
 from pointsman.testing.gateways import running
@@ -122,8 +123,26 @@ def test_everything_that_is_read_is_said() -> None:
         (["--registry", "g:1", "--role", "prefill", "--dialect", "vllm"], "connector"),
         (["--registry", "g:1", "--api-key-env", "NO_SUCH_NAME"], "NO_SUCH_NAME"),
         (["--registry", "g:1", "--registry-ca", "/no/such/file"], "/no/such/file"),
+        (["--registry", "g:1", "--worker-id", "two words"], "worker_id"),
+        (["--registry", "g:1", "--model", "m" * 257], "model"),
     ],
 )
 def test_what_cannot_be_is_one_line(arguments: list[str], said: str) -> None:
     done = CliRunner().invoke(app, ["agent", *arguments])
     assert (done.exit_code, said in done.output) == (2, True), done.output
+
+
+def test_a_password_in_the_url_of_the_engine_is_refused_and_not_repeated() -> None:
+    asked = ["agent", "--registry", "g:1", "--engine", "http://me:secret@127.0.0.1:9"]
+    done = CliRunner().invoke(app, asked)
+    assert (done.exit_code, "url" in done.output, "secret" in done.output) == (2, True, False)
+
+
+async def test_an_engine_that_says_what_no_heartbeat_has_room_for_is_announced() -> None:
+    async with FakeVllm("a") as engine, running() as gateway:
+        engine.models = [ServedModel("m", "", 2**60)]
+        async with beside(engine, gateway):
+            await until(lambda: only(gateway))
+            worker = only(gateway)
+            assert worker is not None
+            assert worker.max_model_len == worker.served[0].max_model_len == CONTEXT_MAX

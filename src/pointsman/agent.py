@@ -52,7 +52,8 @@ class Agent:
     """Watches one engine, and beats to `registries` (host:port each).
 
     `worker` says where the engine is and how it is polled; `address` is where gateways reach it. `beat_s` is the
-    longest time between two beats. Without `credentials` beats are plaintext.
+    longest time between two beats. Without `credentials` beats are plaintext. Raises InvalidReport for a worker that no
+    registry takes.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Agent:
         self._worker = worker
         self._address = address
         self._registry = Registry()
+        self._registry.set_listed(STATIC, [worker])
         self._said: WorkerStatus | None = None
         self._was_up = False
         self._stopping = False
@@ -83,7 +85,6 @@ class Agent:
         poller = Poller(
             self._registry, asking(calls), now=monotonic, sleep=asyncio.sleep, random=random.random
         )
-        self._registry.set_listed(STATIC, [self._worker])
         poller.start()
         try:
             await self._watch()

@@ -64,6 +64,7 @@ def agent(
 ) -> None:
     """Ask the engine beside it how it is, and send heartbeats for it, until SIGTERM."""
     from pointsman.agent import Agent, run_agent
+    from pointsman.domain.registry import InvalidReport
     from pointsman.errors import BadRequest
     from pointsman.parts import static_worker
 
@@ -71,7 +72,8 @@ def agent(
         raise _refused("--registry is missing: host:port of a gateway's registry")
     for each in registry:
         _check_registry(each)
-    where = advertise or engine.rpartition("//")[2].partition("/")[0]
+    # Not with a user and a password, which are refused: the refusal names the worker.
+    where = advertise or engine.rpartition("//")[2].partition("/")[0].rpartition("@")[2]
     values = {
         "id": worker_id or where,
         "url": engine,
@@ -87,12 +89,13 @@ def agent(
     try:
         worker = static_worker(values, os.environ)
         credentials = _credentials(registry_ca, registry_cert, registry_key)
-    except (BadRequest, OSError) as error:
+        if worker.bootstrap and advertise:
+            worker.bootstrap = f"{advertise.rpartition(':')[0]}:{bootstrap_port}"
+        scheme = "https://" if worker.tls else ""
+        sidecar = Agent(worker, registry, address=f"{scheme}{where}", credentials=credentials)
+    except (BadRequest, InvalidReport, OSError) as error:
         raise _refused(str(error)) from None
-    scheme = "https://" if worker.tls else ""
-    if worker.bootstrap and advertise:
-        worker.bootstrap = f"{advertise.rpartition(':')[0]}:{bootstrap_port}"
-    run_agent(Agent(worker, registry, address=f"{scheme}{where}", credentials=credentials))
+    run_agent(sidecar)
 
 
 def _check_registry(address: str) -> None:

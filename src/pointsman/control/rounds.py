@@ -152,7 +152,7 @@ class Rounds:
                 reading.degraded,
                 _missing(model, served, told=reading.models is not None),
             ),
-            max_model_len=min(next(lengths, 0), COUNT_MAX),
+            max_model_len=next(lengths, 0),
             stale=any(self._lost[path] for path in self._asked),
         )
         told = {

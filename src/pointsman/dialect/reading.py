@@ -50,6 +50,9 @@ SAID_LIMIT = 120
 MODELS_MAX = 1000
 """Models of one engine that are read: names and adapters, of which an engine has tens."""
 
+CONTEXT_MAX = 2**31 - 1
+"""The longest context that is believed, in tokens: heartbeats, by which agents tell it on, have no room for more."""
+
 COUNT_MAX = 2**53
 """The highest count that is read out of a text or computed with: more is a mistake."""
 
@@ -232,7 +235,7 @@ class Model(Struct, gc=False):
     def context(self) -> int:
         """Its longest context in tokens, 0 where it does not say."""
         said = (self.meta or {}).get("n_ctx") if self.max_model_len is None else self.max_model_len
-        return max(said, 0) if isinstance(said, int) else 0
+        return max(0, min(said, CONTEXT_MAX)) if isinstance(said, int) else 0
 
 
 class _Models(Struct):
