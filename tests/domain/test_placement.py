@@ -11,7 +11,7 @@ from pointsman.domain.placement import Leaves, Placement, Places
 from pointsman.domain.policy.least_outstanding import LeastOutstanding
 from pointsman.domain.registry import Registry, WorkerReport
 from pointsman.domain.request import InferenceRequest
-from pointsman.domain.router import Router, Target
+from pointsman.domain.router import Router
 from pointsman.domain.routes import RouteTable
 from pointsman.domain.worker import Worker
 
@@ -123,12 +123,11 @@ def test_the_router_asks_the_policy_what_a_request_costs() -> None:
     registry.add(a)
     target = router.route(REQUEST, now=1.0)
     assert policy.asked == []
-    with router.lease(target, REQUEST, 1.0) as lease:
+    with router.lease(target.worker, REQUEST, 1.0) as lease:
         assert counts(a) == (100, 60)
         lease.began(1.25)
     assert counts(a) == (0, 0)
-    pair = Target(a, "m", "load", prefill=p)
-    with router.lease_prefill(pair, REQUEST, 2.0):
+    with router.lease(p, REQUEST, 2.0):
         assert (p.in_flight, *counts(p)) == (1, 100, 60)
         assert (a.in_flight, *counts(a)) == (0, 0, 0)
     assert counts(p) == (0, 0)
@@ -139,11 +138,7 @@ def test_the_router_asks_the_policy_what_a_request_costs() -> None:
 def test_a_policy_that_does_not_measure_is_not_asked() -> None:
     router = Router(Registry(), LeastOutstanding(), RouteTable())
     a, p = worker("a"), worker("p")
-    pair = Target(a, "m", "load", prefill=p)
-    with (
-        router.lease(pair, REQUEST, 0.0) as lease,
-        router.lease_prefill(pair, REQUEST, 0.0) as other,
-    ):
+    with router.lease(a, REQUEST, 0.0) as lease, router.lease(p, REQUEST, 0.0) as other:
         assert lease.placement is None
         assert other.placement is None
         assert (a.in_flight, p.in_flight) == (1, 1)
@@ -157,12 +152,12 @@ def test_a_policy_that_came_with_a_reload_is_asked_from_then_on_and_the_former_n
     a = worker()
     registry.add(a)
     target = router.route(REQUEST, now=0.0)
-    lease = router.lease(target, REQUEST, 0.0)
+    lease = router.lease(target.worker, REQUEST, 0.0)
     router.policy = present
     # What was counted by the former one is taken off by it, too.
     lease.close()
     assert counts(a) == (0, 0)
-    router.lease(target, REQUEST, 1.0).close()
+    router.lease(target.worker, REQUEST, 1.0).close()
     assert (len(former.asked), len(present.asked)) == (1, 1)
     registry.set_static(())
     assert (former.gone, present.gone) == ([], [a])
@@ -182,7 +177,7 @@ def test_b13_k04_a_worker_that_restarted_has_left() -> None:
         return registry.snapshot()[0]
 
     old = beat(1, 0.0)
-    lease = router.lease(router.route(REQUEST, now=0.0), REQUEST, 0.0)
+    lease = router.lease(router.route(REQUEST, now=0.0).worker, REQUEST, 0.0)
     new = beat(2, 1.0)
     assert policy.gone == [old]
     assert (counts(old), counts(new)) == ((100, 60), (0, 0))

@@ -149,6 +149,13 @@ class Router:
         worker.lacks.add(path)
         self._lacked.add(path)
 
+    def lacks(self, worker: Worker, path: str) -> bool:
+        """Tell whether a worker is known not to serve an API path: it said so itself, or its dialect does."""
+        if path in worker.lacks:
+            return True
+        serves = self._serves.get(worker.dialect)
+        return serves is not None and path in self._known and path not in serves
+
     def route(
         self,
         request: "InferenceRequest",
@@ -245,8 +252,8 @@ class Router:
             self._check_path(request, served, targets)
         raise self._refusal(request.model, now)
 
-    def lease(self, target: Target, request: "InferenceRequest", now: float) -> Lease:
-        """Return a lease on the worker of `target`, to which `request` is sent at `now` (monotonic seconds).
+    def lease(self, worker: Worker, request: "InferenceRequest", now: float) -> Lease:
+        """Return a lease on a worker of a target, to which `request` is sent at `now` (monotonic seconds).
 
         The policy hears of it, where it wants to.
 
@@ -255,32 +262,14 @@ class Router:
         >>> from pointsman.domain.request import InferenceRequest
         >>> worker = Worker("a", model="smol", http_address="127.0.0.1:8000")
         >>> router = Router(Registry(), LeastOutstanding(), RouteTable())
-        >>> with router.lease(Target(worker, "smol", "load"), InferenceRequest("smol", "r1"), 0.0):
+        >>> with router.lease(worker, InferenceRequest("smol", "r1"), 0.0):
         ...     worker.in_flight
         1
         """
         placed = self._placed
         if placed is None:
-            return Lease(target.worker)
-        return Lease(target.worker, placed(target.worker, request, now))
-
-    def lease_prefill(self, target: Target, request: "InferenceRequest", now: float) -> Lease:
-        """Return such a lease on the prefill worker of `target`, which must have one.
-
-        >>> from pointsman.domain.policy.least_outstanding import LeastOutstanding
-        >>> from pointsman.domain.registry import Registry
-        >>> from pointsman.domain.request import InferenceRequest
-        >>> one, other = [Worker(id, model="m", http_address="127.0.0.1:8000") for id in "ab"]
-        >>> router = Router(Registry(), LeastOutstanding(), RouteTable())
-        >>> target = Target(one, "m", "load", prefill=other)
-        >>> with router.lease_prefill(target, InferenceRequest("m", "r1"), 0.0) as lease:
-        ...     lease.worker.id
-        'b'
-        """
-        worker = target.prefill
-        assert worker is not None, "nobody computes the prompt for another worker"
-        placed = self._placed
-        return Lease(worker, None if placed is None else placed(worker, request, now))
+            return Lease(worker)
+        return Lease(worker, placed(worker, request, now))
 
     def permits(self, models: Collection[str], asked: str) -> bool:
         """Tell whether a list of ids and aliases, empty for all, has `asked`, under whichever name of its route.
@@ -324,13 +313,6 @@ class Router:
     def _worker_left(self, worker: Worker) -> None:
         if self._left is not None:
             self._left(worker)
-
-    def lacks(self, worker: Worker, path: str) -> bool:
-        """Tell whether a worker is known not to serve an API path: it said so itself, or its dialect does."""
-        if path in worker.lacks:
-            return True
-        serves = self._serves.get(worker.dialect)
-        return serves is not None and path in self._known and path not in serves
 
     def _able_to_serve(
         self, workers: tuple[Worker, ...], path: str, served: str

@@ -109,7 +109,7 @@ def attempts(
         worker = target.worker
         attempt = Attempt(target, x.now)
         x.tries.append(attempt)
-        with router.lease(target, x.request, x.now) as lease:
+        with router.lease(worker, x.request, x.now) as lease:
             if leg is None:
                 result = yield Send(target)
                 if isinstance(result, Answer) and (

@@ -84,7 +84,7 @@ class Legs:
         attempt.transfer = transfer = Transfer()
         with Handoff(x, self._handoffs, self._prompt, attempt, transfer) as handoff:
             try:
-                with self._router.lease_prefill(attempt.target, x.request, x.now) as prefill:
+                with self._router.lease(handoff.prefill, x.request, x.now) as prefill:
                     ready = yield from _prepare(handoff)
                     if isinstance(ready, Ready) and ready.beside is not None:
                         leases = (prefill, lease)

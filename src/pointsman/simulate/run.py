@@ -200,7 +200,7 @@ class _Run:
             return
         worker = target.worker
         call.attempts += 1
-        call.lease = router.lease(target, call.request, now)
+        call.lease = router.lease(worker, call.request, now)
         call.engine = self.index[worker.id]
         self.calls[number] = call
         engine = self.engines[call.engine]
