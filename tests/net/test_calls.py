@@ -213,6 +213,23 @@ async def test_an_answer_that_comes_in_the_turn_in_which_the_question_is_given_u
     deadlines.close()
 
 
+async def test_a_call_that_settles_in_the_turn_in_which_it_is_given_up_is_no_fault() -> None:
+    deadlines = Deadlines(asyncio.get_running_loop())
+    pool = Pool(UpstreamLimits(), deadlines, Silent())
+    calls, asked = Calls(pool, deadlines), worker()
+    heard: list[Outcome] = []
+    calling = calls.call(HttpCall(asked, b"/x", b"", 20.0), inf, heard.append)
+    calls.settle(calling, lambda outcome: ())
+    await asyncio.sleep(0)  # It is waited for now.
+    (settling,) = calls._required.tasks
+    settling.cancel()
+    pool.leave(asked)  # Whoever waits for a connection is told so, in this very turn.
+    await calls.close(0.1)
+    assert heard == []
+    pool.close()
+    deadlines.close()
+
+
 # gRPC calls that a story waits for.
 
 

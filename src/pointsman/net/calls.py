@@ -90,16 +90,9 @@ class Calls:
 
     async def get(self, worker: Worker, path: str, timeout_s: float) -> Answer | Lost:
         """Ask a worker how it is. It need not have a connection to spare for that; `timeout_s` is for all of it."""
-        heard: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        heard, hear = _hearing()
         call = HttpCall(worker, path.encode(), b"", timeout_s, get=True)
-        deadline = self._deadlines.now() + timeout_s
-
-        def hear(outcome: Outcome) -> None:
-            # A cancelled future comes before the task that is told so, and an answer may come between the two.
-            if not heard.done():
-                heard.set_result(outcome)
-
-        asking = _Http(self._pool, call, deadline, hear)
+        asking = _Http(self._pool, call, self._deadlines.now() + timeout_s, hear)
         try:
             async with asyncio.timeout(timeout_s):
                 outcome = await heard
@@ -173,8 +166,8 @@ class Calls:
     async def _settle(
         self, calling: Calling, then: Callable[[Outcome], Sequence[HttpCall | RpcCall]]
     ) -> None:
-        heard: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        calling.tell(heard.set_result)
+        heard, hear = _hearing()
+        calling.tell(hear)
         try:
             calls = then(await heard)
         except asyncio.CancelledError:
@@ -212,21 +205,26 @@ class Calls:
             after.then(outcome)
 
     async def _ask(self, call: HttpCall) -> Outcome:
-        told: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        heard, hear = _hearing()
         with Lease(call.worker):
-            deadline = self._deadlines.now() + call.timeout_s
-
-            def tell(outcome: Outcome) -> None:
-                # Between a cancellation and the moment when the task hears of it, the connection may end.
-                if not told.done():
-                    told.set_result(outcome)
-
-            calling = _Http(self._pool, call, deadline, tell)
+            calling = _Http(self._pool, call, self._deadlines.now() + call.timeout_s, hear)
             try:
-                return await told
+                return await heard
             except asyncio.CancelledError:
                 calling.cancel()
                 raise
+
+
+def _hearing() -> tuple[asyncio.Future[Outcome], Callable[[Outcome], None]]:
+    """Return what a task can wait for, and what is told the outcome."""
+    heard: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+
+    def hear(outcome: Outcome) -> None:
+        # A cancelled future comes before the task that is told so, and an answer may come between the two.
+        if not heard.done():
+            heard.set_result(outcome)
+
+    return heard, hear
 
 
 class _Crowd:
