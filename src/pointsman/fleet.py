@@ -69,9 +69,8 @@ def asking(calls: Calls) -> Ask:
         answer = await calls.get(worker, path, timeout_s)
         if isinstance(answer, Lost):
             return Probed(0, b"", answer.detail or str(answer.why))
-        if (
-            not answer.complete
-        ):  # It is too large, or a stream: half an answer would be read as a whole one.
+        # It is too large, or a stream: half an answer would be read as a whole one.
+        if not answer.complete:
             return Probed(0, b"", "an answer without an end")
         return Probed(answer.head.status, answer.payload)
 

@@ -68,9 +68,8 @@ def forced(path: str, body: bytes, *, margins: bool) -> dict[str, bytes]:
 def _wanted(body: bytes) -> Wanted:
     try:
         return readable(decode_wanted, body)
-    except (
-        RecursionError
-    ):  # Of the levels that `parse_request` could read there are fewer to be had from here.
+    # Of the levels that `parse_request` could read there are fewer to be had from here.
+    except RecursionError:
         return Wanted()
 
 
