@@ -6,10 +6,12 @@ Runs are independent, so they are spread over the processors. Results go to stdo
 import csv
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from random import Random
+from statistics import fmean
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import msgspec
 import typer
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from pointsman.simulate.measures import Measures
 
 __all__ = ["simulate_command"]
+
+Result = TypeVar("Result")
 
 FAILED = 1
 SHOWN = ("goodput", "good", "ttft_p50", "ttft_p95", "tpot_p95", "hit_rate", "imbalance")
@@ -74,7 +78,7 @@ def simulate_command(
     ] = False,
 ) -> None:
     """Compare policies: the gateway's own routing code, modelled engines, a virtual clock."""
-    from pointsman.simulate.experiment import Experiment, traffic
+    from pointsman.simulate.experiment import Experiment, run_once, traffic
     from pointsman.simulate.measures import parse_level
     from pointsman.simulate.profile import EngineProfile
     from pointsman.simulate.traces import TraceError
@@ -84,21 +88,21 @@ def simulate_command(
         workload, seeds, requests = "system_prompts", 2, DEMO_REQUESTS
     try:
         for name in names:
-            make_policy(name, PolicyOptions(), _Never())
+            make_policy(name, PolicyOptions(), Random(0))
         level = parse_level(slo)
         engine = (
             msgspec.toml.decode(profile.read_bytes(), type=EngineProfile)
             if profile
             else EngineProfile()
         )
-        own = traffic(workload).rate
+        asked = traffic(workload)
     except (ValueError, TraceError, OSError) as error:
         typer.echo(f"pointsman simulate: {error}", err=True)
         raise typer.Exit(FAILED) from None
     experiments = [
         Experiment(
             policy=name,
-            traffic=workload,
+            traffic=asked,
             rate=each,
             workers=workers,
             requests=requests,
@@ -107,14 +111,14 @@ def simulate_command(
             level=level,
             profile=engine,
         )
-        for each in rate or [own or float(workers)]
+        for each in rate or [asked.rate or float(workers)]
         for name in names
         for seed in range(seeds)
     ]
     if knee:
         _show_knees(experiments, jobs, as_json=as_json)
         return
-    runs = list(zip(experiments, _spread(experiments, jobs), strict=True))
+    runs = list(zip(experiments, _spread(run_once, experiments, jobs), strict=True))
     if csv_file is not None:
         _write(csv_file, runs)
     if as_json:
@@ -125,20 +129,13 @@ def simulate_command(
         _show(runs)
 
 
-class _Never:
-    """Randomness for a policy that is only made to see whether it can be."""
-
-    def random(self) -> float:
-        return 0.0
-
-
-def _spread(experiments: "Sequence[Experiment]", jobs: int) -> "list[Measures]":
-    from pointsman.simulate.experiment import run_once
-
+def _spread(
+    work: "Callable[[Experiment], Result]", experiments: "Sequence[Experiment]", jobs: int
+) -> "list[Result]":
     if jobs == 1 or len(experiments) == 1:
-        return [run_once(each) for each in experiments]
+        return [work(each) for each in experiments]
     with ProcessPoolExecutor(min(jobs, len(experiments))) as pool:
-        return list(pool.map(run_once, experiments))
+        return list(pool.map(work, experiments))
 
 
 def _show_knees(experiments: "Sequence[Experiment]", jobs: int, *, as_json: bool) -> None:
@@ -148,9 +145,8 @@ def _show_knees(experiments: "Sequence[Experiment]", jobs: int, *, as_json: bool
     from pointsman.simulate.experiment import find_knee
     from pointsman.simulate.measures import estimate
 
-    with ProcessPoolExecutor(min(jobs, len(experiments))) as pool:
-        found = list(pool.map(find_knee, experiments))
-    table = Table("policy", "knee, requests/s", title=f"{experiments[0].traffic}, the knee")
+    found = _spread(find_knee, experiments, jobs)
+    table = Table("policy", "knee, requests/s", title=f"{experiments[0].traffic.name}, the knee")
     for name in dict.fromkeys(each.policy for each in experiments):
         of = [at for each, at in zip(experiments, found, strict=True) if each.policy == name]
         mean = estimate(of)
@@ -172,7 +168,7 @@ def _show(runs: "Sequence[tuple[Experiment, Measures]]") -> None:
     for rate in dict.fromkeys(experiment.rate for experiment, _ in runs):
         of_rate = [run for run in runs if run[0].rate == rate]
         first = of_rate[0][0]
-        table = Table(title=f"{first.traffic}, {first.workers} workers, {rate:g} requests/s")
+        table = Table(title=f"{first.traffic.name}, {first.workers} workers, {rate:g} requests/s")
         table.add_column("policy", no_wrap=True)
         for name in SHOWN:
             table.add_column(name.replace("_", " "), justify="right", no_wrap=True)
@@ -180,7 +176,9 @@ def _show(runs: "Sequence[tuple[Experiment, Measures]]") -> None:
             name: [measures for experiment, measures in of_rate if experiment.policy == name]
             for name in dict.fromkeys(experiment.policy for experiment, _ in of_rate)
         }
-        for name, found in sorted(by_policy.items(), key=lambda each: -_mean(each[1], "goodput")):
+        for name, found in sorted(
+            by_policy.items(), key=lambda each: -fmean([run.goodput for run in each[1]])
+        ):
             cells = []
             for column in SHOWN:
                 value = estimate([getattr(each, column) for each in found])
@@ -190,10 +188,6 @@ def _show(runs: "Sequence[tuple[Experiment, Measures]]") -> None:
     console.print(
         f"{len(runs)} runs of {runs[0][1].requests} judged requests; ± is the 95% interval."
     )
-
-
-def _mean(found: "Sequence[Measures]", column: str) -> float:
-    return float(sum(getattr(each, column) for each in found)) / len(found)
 
 
 def _cell(column: str, mean: float, half: float) -> str:
@@ -206,8 +200,9 @@ def _cell(column: str, mean: float, half: float) -> str:
 
 def _named(experiment: "Experiment") -> dict[str, object]:
     return {
-        name: getattr(experiment, name)
-        for name in ("policy", "traffic", "rate", "workers", "gateways", "seed")
+        "policy": experiment.policy,
+        "traffic": experiment.traffic.name,
+        **{name: getattr(experiment, name) for name in ("rate", "workers", "gateways", "seed")},
     }
 
 

@@ -71,7 +71,7 @@ def test_bursts_come_and_go() -> None:
 def test_an_experiment_is_judged_and_has_a_knee() -> None:
     experiment = Experiment(
         policy="affinity",
-        traffic="system_prompts",
+        traffic=traffic("system_prompts"),
         rate=4.0,
         workers=2,
         requests=300,

@@ -25,10 +25,6 @@ from pointsman.simulate.workload import Arrival
 
 __all__ = ["WORKLOADS", "Experiment", "Traffic", "find_knee", "run_once", "traffic"]
 
-AGENT_PAUSE_S = 2.0
-AGENT_TOKENS = 8000
-AGENT_TURNS = 12
-
 Maker = Callable[[float, int, int], Iterable[Arrival]]
 """Makes a workload of a rate (requests per second), a number of requests, and a seed."""
 
@@ -42,39 +38,12 @@ class Traffic(Struct, frozen=True):
     rate: float = 0.0
 
 
-def _system_prompts(rate: float, requests: int, seed: int) -> Iterable[Arrival]:
-    return SystemPrompts(rate=rate, requests=requests, seed=seed)
-
-
-def _conversations(rate: float, requests: int, seed: int) -> Iterable[Arrival]:
-    return Conversations(rate=rate, requests=requests, seed=seed)
-
-
-def _agents(rate: float, requests: int, seed: int) -> Iterable[Arrival]:
-    return Conversations(
-        rate=rate,
-        requests=requests,
-        seed=seed,
-        turns=AGENT_TURNS,
-        pause_s=AGENT_PAUSE_S,
-        first_tokens=AGENT_TOKENS,
-    )
-
-
-def _documents(rate: float, requests: int, seed: int) -> Iterable[Arrival]:
-    return Documents(rate=rate, requests=requests, seed=seed)
-
-
-def _bursts(rate: float, requests: int, seed: int) -> Iterable[Arrival]:
-    return Bursts(rate=rate, requests=requests, seed=seed)
-
-
 WORKLOADS: Mapping[str, Maker] = {
-    "agents": _agents,
-    "bursts": _bursts,
-    "conversations": _conversations,
-    "documents": _documents,
-    "system_prompts": _system_prompts,
+    "agents": partial(Conversations, turns=12, pause_s=2.0, first_tokens=8000),
+    "bursts": Bursts,
+    "conversations": Conversations,
+    "documents": Documents,
+    "system_prompts": SystemPrompts,
 }
 """The generated workloads by name."""
 
@@ -83,7 +52,7 @@ class Experiment(Struct, frozen=True, kw_only=True):
     """What one run needs, and can be sent to another process. `rate` is in requests per second."""
 
     policy: str
-    traffic: str
+    traffic: Traffic
     rate: float
     workers: int = 16
     requests: int = 5000
@@ -120,14 +89,13 @@ def traffic(name: str) -> Traffic:
 
 def run_once(experiment: Experiment) -> Measures:
     """Run an experiment with its seed."""
-    chosen = traffic(experiment.traffic)
     scenario = Scenario(
-        workload=chosen.make(experiment.rate, experiment.requests, experiment.seed),
+        workload=experiment.traffic.make(experiment.rate, experiment.requests, experiment.seed),
         policy=lambda random: make_policy(experiment.policy, experiment.options, random),
         workers=experiment.workers,
         profile=experiment.profile,
         gateways=experiment.gateways,
-        block_tokens=chosen.block_tokens,
+        block_tokens=experiment.traffic.block_tokens,
         seed=experiment.seed,
     )
     return measure(simulate(scenario), experiment.level)

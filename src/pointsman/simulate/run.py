@@ -88,7 +88,6 @@ class _Call:
     __slots__ = (
         "arrival",
         "attempts",
-        "began",
         "engine",
         "excluded",
         "gateway",

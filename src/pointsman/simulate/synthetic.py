@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 from itertools import accumulate, count
 from random import Random
+from typing import ClassVar
 
 from msgspec import Struct
 
@@ -23,7 +24,7 @@ LONGEST = 16
 """No size is more than this many times its median."""
 
 
-class SystemPrompts(Struct, frozen=True, kw_only=True):
+class SystemPrompts(Struct, frozen=True):
     """Chats of many applications, each with a long system prompt of its own, popular by Zipf's law."""
 
     rate: float
@@ -47,37 +48,11 @@ class SystemPrompts(Struct, frozen=True, kw_only=True):
             yield _arrival(at, (*head, *question), _size(random, self.answer_tokens))
 
 
-class Documents(Struct, frozen=True, kw_only=True):
-    """Questions about long documents, each asked several times within a while of its first; Poisson arrivals."""
+class Sessions(Struct, frozen=True):
+    """Sessions of several turns, which begin by themselves; a turn comes without waiting for the answer before it.
 
-    rate: float
-    requests: int = 5000
-    seed: int = 0
-    questions: int = 6
-    pause_s: float = 30.0
-    document_tokens: int = 16_000
-    question_tokens: int = 100
-    answer_tokens: int = 300
-
-    def __iter__(self) -> Iterator[Arrival]:
-        """Yield the requests in the order of time."""
-        return _sessions(
-            Random(f"documents {self.seed}"),
-            rate=self.rate / self.questions,
-            requests=self.requests,
-            turns=self.questions,
-            pause_s=self.pause_s,
-            first=self.document_tokens,
-            later=self.question_tokens,
-            answer=self.answer_tokens,
-            grows=False,
-        )
-
-
-class Conversations(Struct, frozen=True, kw_only=True):
-    """Chats of several turns with time to think between them: each prompt is all that was said before, and more.
-
-    An agent is the same with little time to think and a long beginning.
+    `turns` is how many a session has on average, `pause_s` the mean time between two. Where it `grows`, each prompt is
+    all that was said before, and more; else it is the beginning and one question.
     """
 
     rate: float
@@ -88,23 +63,45 @@ class Conversations(Struct, frozen=True, kw_only=True):
     first_tokens: int = 1500
     turn_tokens: int = 300
     answer_tokens: int = 250
+    grows: ClassVar[bool] = True
 
     def __iter__(self) -> Iterator[Arrival]:
         """Yield the requests in the order of time."""
-        return _sessions(
-            Random(f"conversations {self.seed}"),
-            rate=self.rate / self.turns,
-            requests=self.requests,
-            turns=self.turns,
-            pause_s=self.pause_s,
-            first=self.first_tokens,
-            later=self.turn_tokens,
-            answer=self.answer_tokens,
-            grows=True,
-        )
+        random, rate = Random(f"{type(self).__name__.lower()} {self.seed}"), self.rate / self.turns
+        fresh, order = count(), count()
+        begins = random.expovariate(rate)
+        turn: list[tuple[float, int, int, tuple[int, ...]]] = []
+        for _ in range(self.requests):
+            if not turn or begins <= turn[0][0]:
+                at, left = begins, 1 + int(random.expovariate(1 / max(self.turns - 1, 1e-9)))
+                before: tuple[int, ...] = _new(fresh, _size(random, self.first_tokens))
+                begins += random.expovariate(rate)
+            else:
+                at, _, left, before = heappop(turn)
+            said = (*before, *_new(fresh, _size(random, self.turn_tokens)))
+            spoken = _size(random, self.answer_tokens)
+            yield _arrival(at, said, spoken)
+            if left > 1:
+                known = (*said, *_new(fresh, spoken)) if self.grows else before
+                after = at + random.expovariate(1 / self.pause_s)
+                heappush(turn, (after, next(order), left - 1, known))
 
 
-class Bursts(Struct, frozen=True, kw_only=True):
+class Conversations(Sessions, frozen=True):
+    """Chats with time to think between the turns. An agent is the same with little time and a long beginning."""
+
+
+class Documents(Sessions, frozen=True):
+    """Questions about long documents, each asked several times within a while of its first."""
+
+    pause_s: float = 30.0
+    first_tokens: int = 16_000
+    turn_tokens: int = 100
+    answer_tokens: int = 300
+    grows: ClassVar[bool] = False
+
+
+class Bursts(Struct, frozen=True):
     """Prompts that have nothing in common, in bursts: `burst` times the rate for a `share` of the time."""
 
     rate: float
@@ -139,37 +136,6 @@ class Bursts(Struct, frozen=True, kw_only=True):
                 _new(fresh, _size(random, self.prompt_tokens)),
                 _size(random, self.answer_tokens),
             )
-
-
-def _sessions(
-    random: Random,
-    *,
-    rate: float,
-    requests: int,
-    turns: int,
-    pause_s: float,
-    first: int,
-    later: int,
-    answer: int,
-    grows: bool,
-) -> Iterator[Arrival]:
-    """Yield the turns of sessions that begin at `rate`; the pause after an answer is drawn without waiting for it."""
-    fresh, order = count(), count()
-    begins = random.expovariate(rate)
-    turn: list[tuple[float, int, int, tuple[int, ...]]] = []
-    for _ in range(requests):
-        if not turn or begins <= turn[0][0]:
-            at, left = begins, 1 + int(random.expovariate(1 / max(turns - 1, 1e-9)))
-            before: tuple[int, ...] = _new(fresh, _size(random, first))
-            begins += random.expovariate(rate)
-        else:
-            at, _, left, before = heappop(turn)
-        said = (*before, *_new(fresh, _size(random, later)))
-        spoken = _size(random, answer)
-        yield _arrival(at, said, spoken)
-        if left > 1:
-            known = (*said, *_new(fresh, spoken)) if grows else before
-            heappush(turn, (at + random.expovariate(1 / pause_s), next(order), left - 1, known))
 
 
 def _arrival(at: float, blocks: tuple[int, ...], output_tokens: int) -> Arrival:
