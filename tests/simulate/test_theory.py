@@ -1,7 +1,7 @@
 """The simulator against what is known: queues, balls in bins, and the same seed twice."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from random import Random
 from statistics import fmean, stdev
@@ -120,3 +120,24 @@ def test_heartbeats_that_are_lost_cost_no_request() -> None:
     queue = Queue(2.0, exponential=True, seed=5, count=500)
     outcome = simulate(run(queue, workers=4, heartbeat_loss=0.05))
     assert (len(outcome), outcome.refused) == (500, 0)
+
+
+def test_a_heartbeat_tells_room_in_the_blocks_of_engines_whatever_those_of_the_workload_are() -> (
+    None
+):
+    seen: set[tuple[int, int]] = set()
+
+    class Looking(PowerOfTwo):
+        def pick(
+            self,
+            workers: tuple[Worker, ...],
+            load: Callable[[Worker], int],
+            request: InferenceRequest,
+        ) -> tuple[Worker, str]:
+            seen.update((each.kv_free_blocks, each.kv_total_blocks) for each in workers)
+            return super().pick(workers, load, request)
+
+    arrival = Arrival(1.0, (1, 2), 1000, 5, 512)
+    scenario = Scenario(workload=[arrival], policy=Looking, workers=2)
+    assert len(simulate(scenario)) == 1
+    assert seen == {(524_288 // 16, 524_288 // 16)}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from pointsman.domain.prefix_index import ENGINE_BLOCK_TOKENS
 from pointsman.domain.registry import Registry, WorkerReport
 from pointsman.domain.request import InferenceRequest
 from pointsman.domain.router import Router
@@ -270,8 +271,8 @@ class _Run:
             MODEL,
             queue_depth=len(engine.waiting),
             running=engine.running,
-            kv_free_blocks=engine.free_blocks,
-            kv_total_blocks=engine.profile.kv_tokens // 16,
+            kv_free_blocks=engine.free_blocks * engine.block_tokens // ENGINE_BLOCK_TOKENS,
+            kv_total_blocks=engine.profile.kv_tokens // ENGINE_BLOCK_TOKENS,
         )
         for gateway in self.gateways:
             if not scenario.heartbeat_loss or self.losses.random() >= scenario.heartbeat_loss:
