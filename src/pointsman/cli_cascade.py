@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pointsman.cli_output import output
 from pointsman.domain.scores import SCORES
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["cascade_app"]
 
 FAILED = 1
-WIDE = 10_000
-"""Columns of an output that is no terminal: a line that is cut or folded is of no use to grep."""
 
 cascade_app = typer.Typer(
     help="Choose a cascade's threshold: what each would cost, and how good its answers would be.",
@@ -163,7 +162,7 @@ def sweep_command(
     if match not in list(Match):
         raise typer.BadParameter(f"--match is {' or '.join(Match)}")
     small_costs, large_costs, unit = _costs(small_cost, large_cost, small_price, large_price)
-    console = Console() if Console().is_terminal else Console(width=WIDE)
+    console = output()
     try:
         # All that can be wrong without asking comes before asking.
         if plot is not None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from pointsman.cli_output import WIDE
 from pointsman.control.keyfile import KeyFile, KeyFileError, read_pepper
 from pointsman.domain.keys import Key, Keyring, Scope
 
@@ -29,8 +30,6 @@ __all__ = ["keys_app"]
 
 FAILED = 1
 WRONG_USAGE = 2
-WIDE = 10_000
-"""Columns of an output that is no terminal: a line that is cut or folded is of no use to grep."""
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 

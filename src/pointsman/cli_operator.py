@@ -18,6 +18,8 @@ from urllib.parse import quote
 
 import typer
 
+from pointsman.cli_output import output
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
@@ -26,8 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["add_operator_commands"]
 
 FAILED = 1
-WIDE = 10_000
-"""Columns of an output that is no terminal: a line that is cut or folded is of no use to grep."""
 
 FOLLOW_EVERY_S = 1.0
 
@@ -278,13 +278,9 @@ def _connected(
     key = key.strip()
     if not (key.isascii() and key.isprintable()):
         raise typer.BadParameter("the key has characters that no key has")
-    from rich.console import Console
-
     from pointsman.remote.client import AdminClient, RemoteError, trust
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=WIDE)
+    console = output()
     try:
         with AdminClient(url, key, tls=trust(cacert, cert, client_key)) as client:
             yield Session(client, console, as_json=as_json)

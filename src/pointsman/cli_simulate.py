@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import msgspec
 import typer
 
+from pointsman.cli_output import output
 from pointsman.domain.policy import POLICIES, PolicyOptions, make_policy
 
 if TYPE_CHECKING:
@@ -139,7 +140,6 @@ def _spread(
 
 
 def _show_knees(experiments: "Sequence[Experiment]", jobs: int, *, as_json: bool) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from pointsman.simulate.experiment import find_knee
@@ -155,16 +155,15 @@ def _show_knees(experiments: "Sequence[Experiment]", jobs: int, *, as_json: bool
             typer.echo(msgspec.json.encode(line).decode())
         table.add_row(name, f"{mean.mean:.2f} ± {mean.half:.2f}")
     if not as_json:
-        Console().print(table)
+        output().print(table)
 
 
 def _show(runs: "Sequence[tuple[Experiment, Measures]]") -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from pointsman.simulate.measures import estimate
 
-    console = Console()
+    console = output()
     for rate in dict.fromkeys(experiment.rate for experiment, _ in runs):
         of_rate = [run for run in runs if run[0].rate == rate]
         first = of_rate[0][0]
