@@ -3,12 +3,13 @@
 from pointsman.domain.policy.least_outstanding import LeastOutstanding
 from pointsman.domain.registry import Registry, WorkerReport
 from pointsman.domain.request import InferenceRequest
-from pointsman.domain.router import Router
+from pointsman.domain.router import Router, Target
 from pointsman.domain.routes import Route, RouteTable, Step
+from pointsman.domain.worker import Worker
 from pointsman.errors import ModelNotFound, NoCapacity, UnsupportedEndpoint
 from pointsman.flow.attempts import attempts
 from pointsman.flow.effects import ClientGone, Held, Lost, Why
-from pointsman.flow.exchange import Exchange
+from pointsman.flow.exchange import Attempt, Exchange
 from pointsman.testing.stories import Dialogue, answer
 
 NOW = 10.0
@@ -99,6 +100,29 @@ def test_a10_a_request_that_has_failed_somewhere_does_not_wait_again() -> None:
         story.expects_hold(UNTIL)
         fleet.comes("a")
         story.looks_again(NOW + 1).expects_send("a").gets(RESET).raises(NoCapacity)
+
+
+def test_a10_a_policy_that_fails_fails_the_request_that_waits_and_at_once() -> None:
+    class Broken:
+        def pick(self, *_: object) -> tuple[Worker, str]:
+            raise RuntimeError("a mistake")
+
+    fleet = Empty()
+    with fleet.dialogue() as story:
+        story.expects_hold(UNTIL)
+        fleet.comes("a")
+        fleet.router.policy = Broken()
+        story.looks_again(NOW + 1).raises(RuntimeError)
+
+
+def test_a10_the_last_step_of_a_cascade_is_waited_for_though_others_were_asked() -> None:
+    fleet = Empty()
+    small = Target(Worker("s", model="s", http_address="s:80"), "s", "cascade")
+    fleet.x.tries.append(Attempt(small, NOW))
+    with fleet.dialogue() as story:
+        story.expects_hold(UNTIL)
+        fleet.comes("a")
+        story.looks_again(NOW + 1).expects_send("a").gets(answer(200)).relays_to_the_end()
 
 
 def test_a10_a_step_of_a_cascade_that_has_a_next_one_is_not_waited_for() -> None:

@@ -4,7 +4,8 @@ The law, in two sentences. Until the first body byte is on its way to the client
 or draining is excluded and the request is routed again. After it, there is no other worker: the answer ends where it
 breaks, and the client is told.
 
-Before anybody was asked, a request may wait a while for its first worker: a fleet that was scaled to zero comes back.
+A request may wait a while for the first worker of its model, or of its last step: a fleet that was scaled to zero comes
+back.
 
 How one worker is asked, and what becomes of its answer, is a leg. The usual one, a request and the relay of its answer,
 is written out here, since nearly every request takes it; a hand-off and a step of a cascade bring their own.
@@ -96,7 +97,7 @@ def attempts(
     try:
         target = router.route(x.request, (), step, now=x.now, handoff=handoff)
     except NoCapacity as error:
-        if not final or x.tries or x.now >= x.hold_until:
+        if not final or x.now >= x.hold_until:
             raise
         target = yield from _held(
             x, error, lambda now: router.route(x.request, (), step, now=now, handoff=handoff)
@@ -156,7 +157,7 @@ def attempts(
 
 
 def _held(
-    x: Exchange, refusal: GatewayError, route: Callable[[float], Target]
+    x: Exchange, refusal: Exception, route: Callable[[float], Target]
 ) -> Generator[Command, Result, Target]:
     """Wait until the request can be routed, and return where to. Raises `refusal`, or what came in place of it."""
     target: Target | None = None
@@ -165,10 +166,10 @@ def _held(
         nonlocal target, refusal
         try:
             target = route(now)
-        except GatewayError as error:
+        except Exception as error:
+            # Whatever it is, a fault of the policy too, is raised where the request is, and not where somebody looked.
             refusal = error
-            return not isinstance(error, NoCapacity)
-        return True
+        return not isinstance(refusal, NoCapacity) or target is not None
 
     yield Hold(min(x.hold_until, x.deadline), ready)
     if target is None:
