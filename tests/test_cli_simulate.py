@@ -74,6 +74,21 @@ def test_what_is_wrong_is_said_in_one_line(args: list[str], words: str) -> None:
     assert len(result.output.splitlines()) == 1
 
 
+def test_a_knee_has_no_runs_to_write(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    result = RUNNER.invoke(app, ["simulate", *SMALL, "--knee", "--csv", str(path)])
+    assert (result.exit_code, path.exists()) == (2, False)
+
+
+def test_prompts_that_are_larger_than_the_engine_are_served_one_by_one(tmp_path: Path) -> None:
+    profile = tmp_path / "engine.toml"
+    profile.write_text("kv_tokens = 4096\n")
+    args = ["--profile", str(profile), "--policy", "affinity", "--json"]
+    result = RUNNER.invoke(app, ["simulate", *SMALL, *args])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.output.splitlines()[0])["refused"] == 0
+
+
 def test_a_profile_with_an_unknown_number_names_it(tmp_path: Path) -> None:
     profile = tmp_path / "engine.toml"
     profile.write_text("prefill_speed = 1000\n")

@@ -84,6 +84,8 @@ def simulate_command(
     from pointsman.simulate.profile import EngineProfile
     from pointsman.simulate.traces import TraceError
 
+    if knee and csv_file is not None:
+        raise typer.BadParameter("--knee has no runs to write into --csv")
     names = policy or sorted(POLICIES)
     if demo:
         workload, seeds, requests = "system_prompts", 2, DEMO_REQUESTS

@@ -43,6 +43,44 @@ def test_prompts_of_azure_have_nothing_in_common(tmp_path: Path) -> None:
     assert second.blocks == (3,)
 
 
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        (b'{"timestamp": 2999, "input_length": 9, "output_length": 1, "hash_ids": []}', "earlier"),
+        (b'{"timestamp": 4000, "input_length": 0, "output_length": 1, "hash_ids": []}', "tokens"),
+        (b'{"timestamp": 4000, "input_length": -9, "output_length": 1, "hash_ids": []}', "tokens"),
+        (b'{"timestamp": 4000, "input_length": 9, "output_length": -1, "hash_ids": []}', "tokens"),
+        (
+            b'{"timestamp": 4000, "input_length": 9, "output_length": 1000000000, "hash_ids": []}',
+            "tokens",
+        ),
+    ],
+)
+def test_a_line_that_cannot_be_true_is_refused(line: bytes, word: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(MOONCAKE + line + b"\n")
+    with pytest.raises(TraceError, match=f"line 3: .*{word}"):
+        list(MooncakeTrace(path))
+
+
+def test_times_are_counted_from_the_first_request_whatever_they_began_with(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(
+        MOONCAKE.replace(b": 0, ", b": 1700000000000, ", 1).replace(b": 3000", b": 1700000003000")
+    )
+    assert [each.at for each in MooncakeTrace(path, load=2.0)] == [0.0, 1.5]
+
+
+@pytest.mark.parametrize(
+    "contents", [gzip.compress(MOONCAKE)[:-9], b"no gzip", b"\x1f\x8b\x08\0\0\0\0\0\0\3zzzz"]
+)
+def test_a_file_that_was_not_fetched_to_its_end_is_named(contents: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl.gz"
+    path.write_bytes(contents)
+    with pytest.raises(TraceError, match=r"trace\.jsonl\.gz: "):
+        list(MooncakeTrace(path))
+
+
 @pytest.mark.parametrize("trace", [MooncakeTrace, AzureTrace])
 def test_a_file_that_is_no_trace_says_which_line(
     trace: type[MooncakeTrace] | type[AzureTrace], tmp_path: Path

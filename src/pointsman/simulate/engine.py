@@ -107,8 +107,8 @@ class ModelledEngine:
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that nobody uses, cached ones included."""
-        return self._room - self._taken
+        """Blocks that nobody uses, cached ones included; 0 also where one that is too large for the engine is alone."""
+        return max(self._room - self._taken, 0)
 
     @property
     def total_blocks(self) -> int:

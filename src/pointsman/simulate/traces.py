@@ -4,9 +4,11 @@ Lines are read as they are needed, so that a trace of any length takes no memory
 """
 
 import gzip
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -20,9 +22,21 @@ AZURE_BLOCK = 16
 REPEAT = 1 << 40
 """What is added to the ids of blocks with every repetition, so that no prompt of one begins like one of another."""
 
+TOKENS_MAX = 100_000_000
+"""No prompt and no answer is as long: a number above is a mistake, and would be simulated for ever."""
+
 
 class TraceError(ValueError):
     """A file that is no trace of its kind; says which line, and why."""
+
+
+class _Request(NamedTuple):
+    """A line of a trace; `at` is in seconds, counted from wherever the trace does."""
+
+    at: float
+    prompt_tokens: int
+    output_tokens: int
+    hash_ids: list[int]
 
 
 class _Row(msgspec.Struct):
@@ -47,19 +61,15 @@ class MooncakeTrace:
         self._repeats = repeats
 
     def __iter__(self) -> Iterator[Arrival]:
-        """Yield the requests. Raises TraceError, and OSError where there is no such file."""
+        """Yield the requests from time 0 on. Raises TraceError, and OSError where there is no such file."""
         beginning = end = 0.0
         for repeat in range(self._repeats):
             shift = repeat * REPEAT
-            for number, line in enumerate(_lines(self._path), 1):
-                try:
-                    row = _ROW.decode(line)
-                except msgspec.DecodeError as error:
-                    raise TraceError(f"{self._path}, line {number}: {error}") from error
-                end = beginning + row.timestamp / 1000 / self._load
-                blocks = tuple([each + shift for each in row.hash_ids]) if shift else row.hash_ids
+            for each in _requests(self._path, _mooncake):
+                end = beginning + each.at / self._load
+                blocks = tuple([id + shift for id in each.hash_ids]) if shift else each.hash_ids
                 yield Arrival(
-                    end, tuple(blocks), row.input_length, max(row.output_length, 1), MOONCAKE_BLOCK
+                    end, tuple(blocks), each.prompt_tokens, each.output_tokens, MOONCAKE_BLOCK
                 )
             beginning = end
 
@@ -75,25 +85,57 @@ class AzureTrace:
         self._load = load
 
     def __iter__(self) -> Iterator[Arrival]:
-        """Yield the requests. Raises TraceError, and OSError where there is no such file."""
-        first = None
+        """Yield the requests from time 0 on. Raises TraceError, and OSError where there is no such file."""
         fresh = 0
-        for number, line in enumerate(_lines(self._path), 1):
-            if number == 1:
-                continue
-            try:
-                stamp, context, generated = line.decode().strip().split(",")
-                at = datetime.fromisoformat(stamp[:26]).timestamp()
-                prompt, output = int(context), int(generated)
-            except ValueError as error:
-                raise TraceError(f"{self._path}, line {number}: {error}") from error
-            first = at if first is None else first
-            count = -(-prompt // AZURE_BLOCK)
+        for each in _requests(self._path, _azure, head=1):
+            count = -(-each.prompt_tokens // AZURE_BLOCK)
             blocks = tuple(range(fresh, fresh + count))
             fresh += count
-            yield Arrival((at - first) / self._load, blocks, prompt, max(output, 1), AZURE_BLOCK)
+            yield Arrival(
+                each.at / self._load, blocks, each.prompt_tokens, each.output_tokens, AZURE_BLOCK
+            )
+
+
+def _mooncake(line: bytes) -> _Request:
+    row = _ROW.decode(line)
+    return _Request(row.timestamp / 1000, row.input_length, row.output_length, row.hash_ids)
+
+
+def _azure(line: bytes) -> _Request:
+    stamp, context, generated = line.decode().strip().split(",")
+    at = datetime.fromisoformat(stamp[:26]).timestamp()
+    return _Request(at, int(context), int(generated), [])
+
+
+def _requests(
+    path: Path, read: Callable[[bytes], _Request], *, head: int = 0
+) -> Iterator[_Request]:
+    """Yield what the lines after the first `head` say, with times counted from the first one.
+
+    An answer without tokens counts as one of a single token, which every request takes.
+    """
+    first = last = None
+    for number, line in enumerate(_lines(path), 1):
+        if number <= head:
+            continue
+        try:
+            each = read(line)
+            if last is not None and each.at < last:
+                raise ValueError("it is earlier than the one before")
+            if (
+                not 1 <= each.prompt_tokens <= TOKENS_MAX
+                or not 0 <= each.output_tokens <= TOKENS_MAX
+            ):
+                raise ValueError("a number of tokens cannot be true")
+        except (ValueError, msgspec.MsgspecError) as error:
+            raise TraceError(f"{path}, line {number}: {error}") from error
+        first, last = each.at if first is None else first, each.at
+        yield each._replace(at=each.at - first, output_tokens=max(each.output_tokens, 1))
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
-        yield from lines
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
+            yield from lines
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise TraceError(f"{path}: {error}") from error
