@@ -1,5 +1,7 @@
 """A10: a request for a model that has no worker yet waits for one, as dialogues. No sockets, no clock."""
 
+import pytest
+
 from pointsman.domain.policy.least_outstanding import LeastOutstanding
 from pointsman.domain.registry import Registry, WorkerReport
 from pointsman.domain.request import InferenceRequest
@@ -112,7 +114,9 @@ def test_a10_a_policy_that_fails_fails_the_request_that_waits_and_at_once() -> N
         story.expects_hold(UNTIL)
         fleet.comes("a")
         fleet.router.policy = Broken()
-        story.looks_again(NOW + 1).raises(RuntimeError)
+        with pytest.raises(RuntimeError):
+            story.looks_again(NOW + 1)
+        story.gets(Held(ready=True)).raises(RuntimeError)
 
 
 def test_a10_the_last_step_of_a_cascade_is_waited_for_though_others_were_asked() -> None:

@@ -123,6 +123,23 @@ def test_a10_a_gateway_that_drains_lets_all_go_and_takes_nobody(place: Place) ->
     assert place.observer.ends == ["drained", "drained", "refused"]
 
 
+def test_a10_one_whose_look_fails_goes_on_at_once_and_the_others_are_looked_at(
+    place: Place,
+) -> None:
+    def fails(now: float) -> bool:
+        raise RuntimeError("a mistake")
+
+    def tell(held: Held) -> None:
+        place.told.append(("a", held.ready))
+
+    place.holding.hold(Hold(10.0, fails), tell)
+    place.asks("b")
+    with pytest.raises(RuntimeError):
+        place.changes(free=1)
+    place.turn()
+    assert place.told == [("a", True), ("b", True)]
+
+
 def test_many_changes_at_once_are_one_look(place: Place) -> None:
     place.holding.changed()
     assert place.soon == []

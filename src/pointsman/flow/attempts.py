@@ -25,6 +25,7 @@ from pointsman.flow.effects import (
     Broken,
     Command,
     Flow,
+    Held,
     Hold,
     Lost,
     Relay,
@@ -157,24 +158,29 @@ def attempts(
 
 
 def _held(
-    x: Exchange, refusal: Exception, route: Callable[[float], Target]
+    x: Exchange, refusal: NoCapacity, route: Callable[[float], Target]
 ) -> Generator[Command, Result, Target]:
     """Wait until the request can be routed, and return where to. Raises `refusal`, or what came in place of it."""
     target: Target | None = None
 
     def ready(now: float) -> bool:
-        nonlocal target, refusal
+        nonlocal target
         try:
             target = route(now)
-        except Exception as error:
-            # Whatever it is, a fault of the policy too, is raised where the request is, and not where somebody looked.
-            refusal = error
-        return not isinstance(refusal, NoCapacity) or target is not None
+        except NoCapacity:
+            return False
+        except GatewayError:
+            pass
+        return True
 
-    yield Hold(min(x.hold_until, x.deadline), ready)
-    if target is None:
-        raise refusal
-    return target
+    held = yield Hold(min(x.hold_until, x.deadline), ready)
+    assert isinstance(held, Held)
+    if target is not None:
+        return target
+    if held.ready:
+        # Whatever ended the wait, a fault of the policy too, is to be heard here and not where somebody looked.
+        return route(x.now)
+    raise refusal
 
 
 def ask(x: Exchange, lease: Lease, command: Send, receive: Receive) -> Asked:

@@ -86,8 +86,15 @@ class Holding:
             self._soon(waiting.look)
 
     def _look_at(self, waiting: "_Waiting") -> None:
-        if waiting in self._waiting and waiting.command.ready(self._deadlines.now()):
-            self._tell(waiting, ROUTED)
+        if waiting not in self._waiting:
+            return
+        ready = True
+        try:
+            ready = waiting.command.ready(self._deadlines.now())
+        finally:
+            # What went wrong with the look goes wrong in the request as well, which is told to go on.
+            if ready:
+                self._tell(waiting, ROUTED)
 
     def _tell(self, waiting: "_Waiting", outcome: str) -> None:
         if self._end(waiting, outcome):
