@@ -5,6 +5,7 @@ from random import Random
 
 import pytest
 
+from pointsman.domain.ledger import Lease
 from pointsman.domain.policy import PolicyOptions, make_policy
 from pointsman.domain.policy.least_outstanding import LeastOutstanding
 from pointsman.domain.registry import Registry, WorkerReport
@@ -444,8 +445,8 @@ def test_a_leg_passes_over_a_worker_without_the_path_too() -> None:
     fleet = Fleet("ab")
     x = fleet.x
 
-    def leg(attempt: Attempt) -> Asked:
-        return ask(attempt, Send(attempt.target), relay(x))
+    def leg(attempt: Attempt, lease: Lease) -> Asked:
+        return ask(x, lease, Send(attempt.target), relay(x))
 
     with Dialogue(attempts(x, fleet.router, 1, leg)) as story:
         story.expects_send("a").gets(NO_PATH)

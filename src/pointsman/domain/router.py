@@ -6,10 +6,13 @@ sends nothing; trying again is the caller's business (with the failed workers in
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from copy import copy
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from pointsman.domain.ledger import Lease
+from pointsman.domain.placement import Leaves, Places
 from pointsman.domain.policy.least_outstanding import LeastOutstanding
 from pointsman.domain.routes import Route, RouteTable, pick_backend
 from pointsman.domain.worker import Role, ServedModel, Worker, connector_of, load_of
@@ -94,7 +97,7 @@ class Router:
         serves: Mapping[str, frozenset[str]] = ANY_PATH,
     ) -> None:
         self._registry = registry
-        self._policy = policy
+        self.policy = policy
         self._table = table
         self._prefill_policy = LeastOutstanding()
         self._serves = serves
@@ -103,6 +106,7 @@ class Router:
         self._lacked = {path for path in self._known if any(path not in s for s in serves.values())}
         self._serving: dict[tuple[str, str, Role], tuple[Worker, ...]] = {}
         registry.route_epoch = table.epoch
+        registry.on_leave.append(self._worker_left)
 
     @property
     def policy(self) -> "Policy":
@@ -112,6 +116,8 @@ class Router:
     @policy.setter
     def policy(self, policy: "Policy") -> None:
         self._policy = policy
+        self._placed = policy.placed if isinstance(policy, Places) else None
+        self._left = policy.left if isinstance(policy, Leaves) else None
 
     @property
     def table(self) -> RouteTable:
@@ -133,8 +139,9 @@ class Router:
 
     def seen_by(self, registry: "Registry", policy: "Policy") -> "Router":
         """Return a router that does the same with another view of the workers, and another policy."""
-        router = Router(registry, policy, self._table, self._serves)
-        router._lacked = self._lacked
+        router = copy(self)
+        router._registry = registry
+        router.policy = policy
         return router
 
     def lack(self, worker: Worker, path: str) -> None:
@@ -238,6 +245,43 @@ class Router:
             self._check_path(request, served, targets)
         raise self._refusal(request.model, now)
 
+    def lease(self, target: Target, request: "InferenceRequest", now: float) -> Lease:
+        """Return a lease on the worker of `target`, to which `request` is sent at `now` (monotonic seconds).
+
+        The policy hears of it, where it wants to.
+
+        >>> from pointsman.domain.policy.least_outstanding import LeastOutstanding
+        >>> from pointsman.domain.registry import Registry
+        >>> from pointsman.domain.request import InferenceRequest
+        >>> worker = Worker("a", model="smol", http_address="127.0.0.1:8000")
+        >>> router = Router(Registry(), LeastOutstanding(), RouteTable())
+        >>> with router.lease(Target(worker, "smol", "load"), InferenceRequest("smol", "r1"), 0.0):
+        ...     worker.in_flight
+        1
+        """
+        placed = self._placed
+        if placed is None:
+            return Lease(target.worker)
+        return Lease(target.worker, placed(target.worker, request, now))
+
+    def lease_prefill(self, target: Target, request: "InferenceRequest", now: float) -> Lease:
+        """Return such a lease on the prefill worker of `target`, which must have one.
+
+        >>> from pointsman.domain.policy.least_outstanding import LeastOutstanding
+        >>> from pointsman.domain.registry import Registry
+        >>> from pointsman.domain.request import InferenceRequest
+        >>> one, other = [Worker(id, model="m", http_address="127.0.0.1:8000") for id in "ab"]
+        >>> router = Router(Registry(), LeastOutstanding(), RouteTable())
+        >>> target = Target(one, "m", "load", prefill=other)
+        >>> with router.lease_prefill(target, InferenceRequest("m", "r1"), 0.0) as lease:
+        ...     lease.worker.id
+        'b'
+        """
+        worker = target.prefill
+        assert worker is not None, "nobody computes the prompt for another worker"
+        placed = self._placed
+        return Lease(worker, None if placed is None else placed(worker, request, now))
+
     def permits(self, models: Collection[str], asked: str) -> bool:
         """Tell whether a list of ids and aliases, empty for all, has `asked`, under whichever name of its route.
 
@@ -276,6 +320,10 @@ class Router:
                     name, "", min([length for length in lengths if length], default=0)
                 )
         return [models[name] for name in sorted(models)]
+
+    def _worker_left(self, worker: Worker) -> None:
+        if self._left is not None:
+            self._left(worker)
 
     def _lacks(self, worker: Worker, path: str) -> bool:
         if path in worker.lacks:

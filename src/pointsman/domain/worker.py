@@ -5,7 +5,8 @@ id) becomes a new `Worker` object, so whatever still refers to the old one (a re
 of connections) cannot touch the counts of the new one.
 
 The numbers that heartbeats move (`queue_depth`, `running`, the KV blocks) are updated in place. `in_flight` is the
-gateway's own count and belongs to `pointsman.domain.ledger` alone.
+gateway's own count and belongs to `pointsman.domain.ledger` alone, as the counts of tokens belong to
+`pointsman.domain.placement`.
 """
 
 from enum import StrEnum
@@ -56,11 +57,15 @@ class Worker:
     (those that came from other engines), both since its start, are -1 where unknown. `capacity` is the weight that was
     configured, 0 for the engine's own. `credentials` is a header line.
 
+    `pending_tokens` are those of prompts that were sent to it, that it has to compute, and whose answers have not
+    begun; `active_tokens` are those of all prompts that it has in flight. Both are 0 where no policy measures them.
+
     `configured_model` ("" for whatever it serves) and `configured_dialect` ("" for whatever it turns out to be) are
     what it began with. `terminating` is the word of its source that it is about to go.
     """
 
     __slots__ = (
+        "active_tokens",
         "base_path",
         "bootstrap",
         "cached_tokens",
@@ -87,6 +92,7 @@ class Worker:
         "lora_slots",
         "max_model_len",
         "model",
+        "pending_tokens",
         "poll_interval_s",
         "poll_timeout_s",
         "polled",
@@ -174,6 +180,8 @@ class Worker:
         self.remote_tokens = -1
         self.lacks: set[str] = set()
         self.in_flight = 0
+        self.pending_tokens = 0
+        self.active_tokens = 0
 
     def __repr__(self) -> str:
         state = (

@@ -62,8 +62,8 @@ class Failure(Struct, frozen=True, eq=False, gc=False):
 Asked: TypeAlias = Generator[Command, Result, Failure | None]
 """One target being asked: None once the request needs no other worker."""
 
-Leg: TypeAlias = Callable[[Attempt], Asked]
-"""Asks the target of an attempt, and takes its answer to wherever that goes."""
+Leg: TypeAlias = Callable[[Attempt, Lease], Asked]
+"""Asks the target of an attempt, and takes its answer to wherever that goes; tells the lease when there is one."""
 
 Received: TypeAlias = bool | Lost
 """Whether an answer came to its end in good order, or how it was lost before anybody saw it."""
@@ -109,19 +109,21 @@ def attempts(
         worker = target.worker
         attempt = Attempt(target, x.now)
         x.tries.append(attempt)
-        with Lease(worker):
+        with router.lease(target, x.request, x.now) as lease:
             if leg is None:
                 result = yield Send(target)
                 if isinstance(result, Answer) and (
                     result.head.status < ERRORS or (stands(result) and not unserved(result))
                 ):
+                    if result.head.status < ERRORS:
+                        lease.began(x.now)
                     ended = yield Relay(result)
                     if isinstance(ended, Broken):
                         x.error = str(ended.why)
                     return
                 assert isinstance(result, Answer | Lost)
             else:
-                failure = yield from leg(attempt)
+                failure = yield from leg(attempt, lease)
                 if failure is None:
                     return
                 result, worker = failure.result, failure.worker
@@ -174,16 +176,18 @@ def _held(
     return target
 
 
-def ask(attempt: Attempt, command: Send, receive: Receive) -> Asked:
-    """Ask the worker of an attempt, and hand what stands to `receive`."""
+def ask(x: Exchange, lease: Lease, command: Send, receive: Receive) -> Asked:
+    """Ask the worker of a lease, and hand what stands to `receive`."""
     result = yield command
     assert isinstance(result, Answer | Lost)
     if isinstance(result, Answer) and stands(result) and not unserved(result):
+        if result.head.status < ERRORS:
+            lease.began(x.now)
         received = yield from receive(result)
         if not isinstance(received, Lost):
             return None
         result = received
-    return Failure(result, attempt.target.worker)
+    return Failure(result, lease.worker)
 
 
 def relay(x: Exchange, edits: Sequence[Callable[[bytes], bytes]] = ()) -> Receive:

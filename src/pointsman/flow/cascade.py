@@ -92,7 +92,7 @@ def cascade(
     Raises what `attempts` raises for the last step, and BadRequest.
     """
     last = len(route.cascade) - 1
-    legs = Legs(x, handoffs, route, body)
+    legs = Legs(x, router, handoffs, route, body)
     trials: list[_Trial] = []
     if not x.request.stream or route.stream_hold is not None:
         for number, step in enumerate(route.cascade[:last]):

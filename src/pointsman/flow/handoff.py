@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 
 from pointsman.domain.ledger import Lease
+from pointsman.domain.router import Router
 from pointsman.domain.routes import Route
 from pointsman.domain.worker import connector_of
 from pointsman.errors import GatewayError
@@ -34,10 +35,13 @@ TOKEN_BYTES = 4
 class Legs:
     """How each target of a route is asked for one request, whatever is to become of the answer."""
 
-    __slots__ = ("_can", "_handoffs", "_prompt", "_x")
+    __slots__ = ("_can", "_handoffs", "_prompt", "_router", "_x")
 
-    def __init__(self, x: Exchange, handoffs: Handoffs, route: Route, body: bytes) -> None:
+    def __init__(
+        self, x: Exchange, router: Router, handoffs: Handoffs, route: Route, body: bytes
+    ) -> None:
         self._x = x
+        self._router = router
         self._handoffs = handoffs
         request = x.request
         minimum = route.disagg_min_tokens
@@ -68,21 +72,25 @@ class Legs:
         It raises BadRequest where the prefill worker says that the request itself is wrong.
         """
 
-        def leg(attempt: Attempt) -> Asked:
+        def leg(attempt: Attempt, lease: Lease) -> Asked:
             if attempt.target.prefill is None:
-                return ask(attempt, send(attempt), receive)
-            return self._hand_off(attempt, send(attempt), receive)
+                return ask(self._x, lease, send(attempt), receive)
+            return self._hand_off(attempt, lease, send(attempt), receive)
 
         return leg
 
-    def _hand_off(self, attempt: Attempt, asked: Send, receive: Receive) -> Asked:
+    def _hand_off(self, attempt: Attempt, lease: Lease, asked: Send, receive: Receive) -> Asked:
+        x = self._x
         attempt.transfer = transfer = Transfer()
-        with Handoff(self._x, self._handoffs, self._prompt, attempt, transfer) as handoff:
+        with Handoff(x, self._handoffs, self._prompt, attempt, transfer) as handoff:
             try:
-                with Lease(handoff.prefill):
+                with self._router.lease_prefill(attempt.target, x.request, x.now) as prefill:
                     ready = yield from _prepare(handoff)
                     if isinstance(ready, Ready) and ready.beside is not None:
-                        return (yield from _at_once(handoff, ready, asked, receive))
+                        leases = (prefill, lease)
+                        return (yield from _at_once(handoff, leases, ready, asked, receive))
+                    if isinstance(ready, Ready) and ready is not PLAIN:
+                        prefill.began(x.now)
                 if isinstance(ready, Answer):  # The prefill worker's own word about the request.
                     transfer.outcome = "refused"
                     yield from receive(ready)
@@ -90,10 +98,10 @@ class Legs:
                 if isinstance(ready, Failure):
                     transfer.outcome = "failed"
                     return ready
-                transfer.decode_at = self._x.now
+                transfer.decode_at = x.now
                 result = yield _command(ready, asked)
                 assert isinstance(result, Answer | Lost)
-                return (yield from _resume(handoff, ready, result, receive))
+                return (yield from _resume(handoff, lease, ready, result, receive))
             except GatewayError:
                 transfer.outcome = "refused"
                 raise
@@ -124,8 +132,11 @@ def _command(ready: Ready, asked: Send) -> Send:
     )
 
 
-def _at_once(handoff: Handoff, ready: Ready, asked: Send, receive: Receive) -> Asked:
+def _at_once(
+    handoff: Handoff, leases: tuple[Lease, Lease], ready: Ready, asked: Send, receive: Receive
+) -> Asked:
     """Ask both workers at once. Nothing of the answer is looked at before the prefill has succeeded."""
+    prefill, decode = leases
     transfer = handoff.transfer
     transfer.prefill_at = transfer.decode_at = handoff.x.now
     assert ready.beside is not None
@@ -140,11 +151,14 @@ def _at_once(handoff: Handoff, ready: Ready, asked: Send, receive: Receive) -> A
             transfer.outcome = "failed"
             return failed(pair.called, handoff)
         note_usage(handoff, pair.called)
+        prefill.began(handoff.x.now)
     assert pair.answer is not None, "one of the two has ended"
-    return (yield from _resume(handoff, ready, pair.answer, receive))
+    return (yield from _resume(handoff, decode, ready, pair.answer, receive))
 
 
-def _resume(handoff: Handoff, ready: Ready, result: Answer | Lost, receive: Receive) -> Asked:
+def _resume(
+    handoff: Handoff, lease: Lease, ready: Ready, result: Answer | Lost, receive: Receive
+) -> Asked:
     """Take the decode worker's answer, and give up what is held only where it has been used."""
     worker, transfer, x = handoff.decode, handoff.transfer, handoff.x
     connector = CONNECTORS[connector_of(handoff.prefill)]
@@ -157,6 +171,8 @@ def _resume(handoff: Handoff, ready: Ready, result: Answer | Lost, receive: Rece
         detail = f"worker {worker.id} does not have what was handed over to it"
         return Failure(Lost(Why.HANDLE, detail), worker)
     good = result.head.status < 300
+    if good:
+        lease.began(x.now)
     if good and not ready.to_the_end:
         handoff.holds()
     if handed and good:

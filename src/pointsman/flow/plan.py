@@ -43,5 +43,5 @@ def disaggregated(
 
     Raises what `attempts` raises, and BadRequest.
     """
-    legs = Legs(x, handoffs, route, body)
+    legs = Legs(x, router, handoffs, route, body)
     yield from attempts(x, router, max_attempts, legs.leg(relay(x)), handoff=legs.handoff)
