@@ -1,4 +1,4 @@
-"""The leading bytes of the rendered prompt: what an affinity policy hashes.
+"""The rendered prompt: its leading bytes, which an affinity policy hashes, and the whole of it.
 
 Engines cache the KV of prompts in blocks of 16 tokens, about 64 bytes of text, and two requests share a cached block
 only if they begin alike. So the key is the first 64 bytes of the prompt of a plain completion, or of the chat messages
@@ -13,17 +13,23 @@ alone reads like the same text as a string.
 
 The key is bytes and is cut as bytes, maybe inside a character; it is hashed and never decoded. Lone surrogates become
 U+FFFD. Nothing here raises: what is malformed contributes nothing.
+
+The whole prompt is rendered by the same rules, but where a digest would hide that two long prompts begin alike, or how
+long they are: tools, and the calls of tools, are JSON without spaces, token ids are 4 bytes each, and of multimodal
+content the text is text, so that only what is none (an image, say) is a digest. Tools beside messages that begin with a
+system text come after that.
 """
 
 import json
 import re
 from functools import lru_cache
 from hashlib import sha256
-from typing import Any
+from struct import pack
+from typing import Annotated, Any
 
 import msgspec
 
-__all__ = ["prefix_key", "render_prefix"]
+__all__ = ["prefix_key", "render_prefix", "render_prompt"]
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
@@ -45,6 +51,7 @@ _ABSENT = msgspec.Raw(b"")
 class _Message(msgspec.Struct):
     role: msgspec.Raw = _ABSENT
     content: msgspec.Raw = _ABSENT
+    tool_calls: msgspec.Raw = _ABSENT
 
 
 class _Body(msgspec.Struct):
@@ -56,6 +63,9 @@ _BODY = msgspec.json.Decoder(_Body)
 _MESSAGE = msgspec.json.Decoder(_Message)
 _MESSAGES = msgspec.json.Decoder(list[_Message])
 _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
+_Tokens = list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]]
+_TOKENS = msgspec.json.Decoder(_Tokens)
+_NULL = msgspec.Raw(b"null")
 
 
 def prefix_key(body: bytes, limit: int = 64) -> bytes:
@@ -118,6 +128,44 @@ def render_prefix(
     except _UNREADABLE:
         pass
     return out[:limit]
+
+
+def render_prompt(
+    prompt: bytes | msgspec.Raw | None,
+    messages: bytes | msgspec.Raw | None,
+    system: bytes | msgspec.Raw | None = None,
+    tools: bytes | msgspec.Raw | None = None,
+) -> bytes:
+    r"""Return the whole rendered prompt, from the raw JSON of what stands in it.
+
+    >>> render_prompt(None, b'[{"role": "system", "content": "Be brief."}, {"role": "user"}]', tools=b"[ 1 ]")
+    b'system\nBe brief.\ntools\n[1]\nuser\n\n'
+    >>> render_prompt(b"[1, 2]", None)
+    b'\x01\x00\x00\x00\x02\x00\x00\x00'
+    """
+    pieces: list[bytes | memoryview] = []
+    try:
+        if system is not None:
+            pieces += (b"system\n", _whole(system), b"\n")
+        if tools is not None and (system is not None or not _begins_with_system(messages)):
+            pieces += (b"tools\n", _compact(tools), b"\n")
+            tools = None
+        if prompt is not None:
+            pieces.append(_whole(prompt))
+        if messages is not None:
+            for number, message in enumerate(_messages(messages)):
+                content, calls = message.content, message.tool_calls
+                if not message.role and not content and not calls:
+                    content = _items(messages)[number]
+                pieces += (_role(message.role), b"\n", _whole(content), b"\n")
+                if calls and calls != _NULL:
+                    pieces += (_compact(calls), b"\n")
+                if tools is not None:
+                    pieces += (b"tools\n", _compact(tools), b"\n")
+                    tools = None
+    except _UNREADABLE:
+        pass
+    return b"".join(pieces)
 
 
 def _begins_with_system(messages: bytes | msgspec.Raw | None) -> bool:
@@ -202,6 +250,52 @@ def _leading_tokens(head: bytes, limit: int) -> bytes | None:
     if not all(token.isdigit() for token in tokens):
         return None
     return _digest(b",".join(tokens))
+
+
+def _role(raw: msgspec.Raw) -> bytes | memoryview:
+    return _whole(raw) if _is_string(raw) else b""
+
+
+def _whole(raw: bytes | msgspec.Raw) -> bytes | memoryview:
+    data = bytes(raw).strip()
+    match data[:1]:
+        case b'"':
+            # Bytes that are no UTF-8 stay as they are: to find them would take as long as decoding all.
+            return str(_value(data)).encode() if b"\\" in data else memoryview(data)[1:-1]
+        case b"" | b"n":
+            return b""
+        case b"[":
+            try:
+                return _packed(_TOKENS.decode(data))
+            except msgspec.DecodeError:
+                pass
+    value = _value(data)
+    while isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
+        value = value[0]
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, list):
+        try:
+            return _packed(msgspec.convert(value, _Tokens))
+        except msgspec.ValidationError:
+            pass
+        if any(isinstance(item, dict) for item in value):
+            return b"".join([_part(item) for item in value])
+    return _digest(msgspec.json.encode(value, order="deterministic"))
+
+
+def _packed(tokens: list[int]) -> bytes:
+    return pack(f"<{len(tokens)}I", *tokens)
+
+
+def _part(part: Any) -> bytes:
+    if _is_text_part(part):
+        return str(part["text"]).encode()
+    return _digest(msgspec.json.encode(part, order="deterministic"))
+
+
+def _compact(raw: bytes | msgspec.Raw) -> bytes:
+    return msgspec.json.format(bytes(raw), indent=-1)
 
 
 def _tokens_in(limit: int) -> int:
