@@ -377,7 +377,10 @@ class Gateway:
                 running=lambda: self._plane.running(),
                 decisions=self.decisions.find,
                 parse=lambda body, request_id: parse_request(
-                    body, request_id, self.config.affinity_bytes
+                    body,
+                    request_id,
+                    self.config.affinity_bytes,
+                    block_bytes=self.config.prefix_block_bytes,
                 ),
                 calibrations=self._cascades.calibrations,
                 recomputed=self.metrics.proofs.recomputed,
@@ -408,6 +411,7 @@ class Gateway:
             "upstream_limits": parts.upstream_limits(options),
             "max_attempts": options.max_attempts,
             "affinity_bytes": options.affinity_bytes,
+            "block_bytes": options.prefix_block_bytes,
             "public_models": options.response_model == "public",
             "hold_s": options.hold_timeout_s,
             "hold_max": options.hold_max,

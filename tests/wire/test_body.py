@@ -36,12 +36,12 @@ def test_model_rewritten_for_backend() -> None:
 class TestReading:
     def test_the_fields_that_routing_needs(self) -> None:
         body = b'{"model":"m","stream":true,"prompt":"a","messages":[{"role":"user"}],"n":1}'
-        request = parse_request(body, "r1", affinity_bytes=128)
+        request = parse_request(body, "r1", affinity_bytes=128, block_bytes=64)
         assert (request.model, request.request_id, request.stream) == ("m", "r1", True)
         assert request.prompt is not None
         assert request.messages is not None
         assert (bytes(request.prompt), bytes(request.messages)) == (b'"a"', b'[{"role":"user"}]')
-        assert request.affinity_bytes == 128
+        assert (request.affinity_bytes, request.block_bytes) == (128, 64)
 
     def test_absent_fields_are_absent(self) -> None:
         request = parse_request(b'{"model":"m"}', "r1")

@@ -78,6 +78,14 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
     affinity_bytes: Annotated[
         int, option("Leading bytes of the prompt that decide its owner.", unit="bytes", ge=1)
     ] = 64
+    prefix_block_bytes: Annotated[
+        int,
+        option(
+            "Size of the blocks in which cached prompts are compared; 4 bytes are taken for a token.",
+            unit="bytes",
+            ge=64,
+        ),
+    ] = 512
     tie_break: Annotated[
         Literal["smallest", "salted"],
         option(

@@ -81,6 +81,7 @@ class DataPlane:
         upstream_limits: UpstreamLimits,
         max_attempts: int = 3,
         affinity_bytes: int = 64,
+        block_bytes: int = 512,
         public_models: bool = False,
         hold_s: float = 0.0,
         hold_max: int = 1024,
@@ -112,6 +113,7 @@ class DataPlane:
             upstream_limits=upstream_limits,
             max_attempts=max_attempts,
             affinity_bytes=affinity_bytes,
+            block_bytes=block_bytes,
             public_models=public_models,
             hold_s=hold_s,
             hold_max=hold_max,
@@ -125,6 +127,7 @@ class DataPlane:
         upstream_limits: UpstreamLimits,
         max_attempts: int,
         affinity_bytes: int,
+        block_bytes: int,
         public_models: bool,
         hold_s: float,
         hold_max: int,
@@ -135,6 +138,7 @@ class DataPlane:
         self.public_models = public_models
         self._max_attempts = max_attempts
         self._affinity_bytes = affinity_bytes
+        self._block_bytes = block_bytes
         self._hold_s = hold_s
         self.holding.room = hold_max
         self._paths = {
@@ -165,7 +169,9 @@ class DataPlane:
             if api.form:
                 inference = self._either(request, request_id, api)
             else:
-                inference = parse_request(request.body, request_id, self._affinity_bytes, api)
+                inference = parse_request(
+                    request.body, request_id, self._affinity_bytes, api, self._block_bytes
+                )
             if principal.models:
                 self._check_model(principal, inference, request.body)
         except GatewayError as error:
@@ -253,7 +259,9 @@ class DataPlane:
         types = [value for name, value in request.headers if name == b"content-type"]
         boundary = boundary_of(types[0]) if types else None
         if boundary is None:
-            return parse_request(request.body, request_id, self._affinity_bytes, api)
+            return parse_request(
+                request.body, request_id, self._affinity_bytes, api, self._block_bytes
+            )
         if len(types) > 1:
             raise BadRequest("there is more than one Content-Type")
         return parse_form(request.body, boundary, request_id, api.path)

@@ -73,7 +73,11 @@ UP_TO_LONE = re.compile(
 
 
 def parse_request(
-    body: bytes, request_id: str, affinity_bytes: int = 64, api: Api = CHATS
+    body: bytes,
+    request_id: str,
+    affinity_bytes: int = 64,
+    api: Api = CHATS,
+    block_bytes: int = 512,
 ) -> InferenceRequest:
     """Read what routing needs from the JSON body of an inference request.
 
@@ -104,6 +108,8 @@ def parse_request(
         api.path,
         system if system and system not in NOTHING else None,
         tools if tools and tools not in NOTHING else None,
+        None,
+        block_bytes,
     )
 
 
