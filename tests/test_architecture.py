@@ -114,6 +114,8 @@ LAYERS: dict[str, set[str]] = {
     "remote": {"domain", "errors", "tomltext", "httpx", "msgspec", "rich"},
     "sweep": {"domain", "errors", "wire", "httpx", "matplotlib", "msgspec", "rich"},
     "migrate": {"config", "tomltext", "yaml"},
+    # The domain on a virtual clock.
+    "simulate": {"domain", "errors", "msgspec"},
     "tomltext": set(),
     "demo": {"app", "config", "domain", "flow", "observe", "trial", "rich", "uvloop"},
     "trial": {"rich"},

@@ -1,0 +1,1 @@
+"""A fleet on a virtual clock: the real policies before modelled engines."""
