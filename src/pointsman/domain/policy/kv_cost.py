@@ -10,11 +10,11 @@ knows one place, so the credit is 1.0. Its temperature is 0 here: the lowest cos
 Source: the formula and the defaults of the KV mode of Dynamo's router, 2026.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from pointsman.domain.policy.prefix_aware import PrefixAware, cached_tokens
-from pointsman.domain.policy.tokens import token_loads
+from pointsman.domain.policy.tokens import with_others
 
 if TYPE_CHECKING:
     from pointsman.domain.policy.consideration import Consideration
@@ -61,7 +61,7 @@ class KvCost(PrefixAware):
         (<Worker b unified m routable load 0>, 'affinity')
         """
         matched = self.index.match(request.blocks, workers)
-        return self._cheapest(workers, matched, load, request, active=1.0, pending=self._scale)
+        return self._cheapest(workers, matched, load, request, self._loads, self._scale)
 
     def consider(
         self,
@@ -85,9 +85,12 @@ class KvCost(PrefixAware):
         scale, prompt = self._scale, request.prompt_tokens
         costs = [
             cost + scale * (prompt - cached_tokens(request, depths.get(worker, 0))) + prompt
-            for worker, cost in zip(
-                workers, token_loads(workers, active=1.0, pending=scale), strict=True
-            )
+            for worker, cost in zip(workers, self._loads(workers), strict=True)
         ]
         rule = "the lowest sum of tokens to compute and tokens to hold wins"
         return self._consider(workers, self.pick(workers, load, request), costs, request, rule)
+
+    def _loads(self, workers: "Sequence[Worker]") -> list[float]:
+        scale = self._scale
+        tokens = [worker.active_tokens + scale * worker.pending_tokens for worker in workers]
+        return with_others(workers, tokens)

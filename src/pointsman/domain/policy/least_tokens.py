@@ -16,7 +16,7 @@ from pointsman.domain.placement import Placement
 from pointsman.domain.policy.consideration import Consideration
 from pointsman.domain.policy.least_outstanding import LeastOutstanding
 from pointsman.domain.policy.prefix_aware import ties_of
-from pointsman.domain.policy.tokens import lightest, token_loads
+from pointsman.domain.policy.tokens import lightest, with_others
 
 if TYPE_CHECKING:
     from pointsman.domain.request import InferenceRequest
@@ -100,14 +100,13 @@ class LeastTokens:
         )
 
     def _costs(self, workers: "tuple[Worker, ...]") -> list[float]:
-        # In tokens, which is one division less for each worker.
-        costs = token_loads(workers, active=1.0, pending=0.0)
-        usages = [worker.kv_usage for worker in workers]
-        if max(usages) <= 0.0:
-            return costs
+        # In tokens, which is one division less for each worker; and k / (1 - k) is 1 / (1 - k) - 1.
         scale = PRESSURE_S * self._tokens_per_s
-        full = scale * FULL / (1.0 - FULL)
-        return [
-            cost + (scale * k / (1.0 - k) if k < FULL else full) if k > 0.0 else cost
-            for cost, k in zip(costs, usages, strict=True)
+        full = scale / (1.0 - FULL) - scale
+        tokens = [
+            worker.active_tokens + (scale / (1.0 - k) - scale if k < FULL else full)
+            if (k := worker.kv_usage) > 0.0
+            else worker.active_tokens
+            for worker in workers
         ]
+        return with_others(workers, tokens)

@@ -7,12 +7,13 @@ The decision itself is each policy's own, in its file.
 """
 
 from math import inf
+from operator import sub
 from typing import TYPE_CHECKING
 
 from pointsman.domain.placement import Placement
 from pointsman.domain.policy.consideration import Consideration
 from pointsman.domain.policy.least_outstanding import LeastOutstanding
-from pointsman.domain.policy.tokens import lightest, token_loads
+from pointsman.domain.policy.tokens import lightest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -82,32 +83,27 @@ class PrefixAware:
         matched: "Sequence[tuple[Worker, int]]",
         load: "Callable[[Worker], int]",
         request: "InferenceRequest",
-        *,
-        active: float,
-        pending: float,
+        costs_of: "Callable[[Sequence[Worker]], list[float]]",
+        credit: float = 1.0,
     ) -> "tuple[Worker, str]":
         """Return the worker of the lowest cost; reason `affinity` if it has some of the prompt, else `load`.
 
-        The cost is `active` x active tokens + `pending` x (pending - cached tokens); the prompt adds the same to all.
-        `matched` are those of `workers` that have some of it. Only they are looked at twice: what they have makes them
-        cheaper, so whoever is the cheapest without that wins unless one of these undercuts it.
+        `costs_of` are the costs with nothing cached; a token that is costs `credit` less. `matched` are those of
+        `workers` that have some of the prompt. Only they are looked at twice: what they have makes them cheaper, so
+        whoever is the cheapest without that wins unless one of these undercuts it.
         """
         equals = workers
         least = inf
         reason = "load"
         if matched:
-            having = tuple([worker for worker, _ in matched])
-            costs = [
-                cost - pending * cached_tokens(request, depth)
-                for cost, (_, depth) in zip(
-                    token_loads(having, active=active, pending=pending), matched, strict=True
-                )
-            ]
+            having, depths = zip(*matched, strict=True)
+            credits = {depth: credit * cached_tokens(request, depth) for depth in set(depths)}
+            costs = list(map(sub, costs_of(having), map(credits.__getitem__, depths)))
             least = min(costs)
             equals = lightest(having, costs)
             reason = "affinity"
         if len(matched) < len(workers):
-            costs = token_loads(workers, active=active, pending=pending)
+            costs = costs_of(workers)
             if min(costs) < least:
                 equals = lightest(workers, costs)
                 reason = "load"

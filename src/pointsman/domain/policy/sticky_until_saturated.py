@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
 from pointsman.domain.policy.prefix_aware import PrefixAware, cached_tokens
-from pointsman.domain.policy.tokens import token_loads
+from pointsman.domain.policy.tokens import pending_loads
 
 if TYPE_CHECKING:
     from pointsman.domain.policy.consideration import Consideration
@@ -78,7 +78,7 @@ class StickyUntilSaturated(PrefixAware):
             kept = tuple([worker for worker, _ in sticky])
             if len(kept) == len(workers) or not self._is_saturated(kept, workers):
                 workers, matched = kept, sticky
-        return self._cheapest(workers, matched, load, request, active=0.0, pending=1.0)
+        return self._cheapest(workers, matched, load, request, pending_loads)
 
     def consider(
         self,
@@ -99,7 +99,7 @@ class StickyUntilSaturated(PrefixAware):
         (1024.0, 0.0)
         """
         depths = dict(self.index.match(request.blocks, workers))
-        waiting = token_loads(workers, active=0.0, pending=1.0)
+        waiting = pending_loads(workers)
         costs = [
             tokens + request.prompt_tokens - cached_tokens(request, depths.get(worker, 0))
             for worker, tokens in zip(workers, waiting, strict=True)
@@ -112,7 +112,5 @@ class StickyUntilSaturated(PrefixAware):
 
     def _is_saturated(self, kept: "tuple[Worker, ...]", workers: "tuple[Worker, ...]") -> bool:
         # The least of all is the least of the others wherever it matters: where it is below the least of the kept.
-        least = min(token_loads(kept, active=0.0, pending=1.0))
-        return least > self._gap and (
-            least - min(token_loads(workers, active=0.0, pending=1.0)) > self._gap
-        )
+        least = min(pending_loads(kept))
+        return least > self._gap and (least - min(pending_loads(workers)) > self._gap)

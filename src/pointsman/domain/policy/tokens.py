@@ -4,40 +4,49 @@ The tokens of this gateway's own requests are what the ledger counts (`Worker.ac
 Of other gateways' requests only the engine's queue tells, and each of those counts as `QUEUED_TOKENS`. A queue is
 that of others as far as it is longer than what this gateway has in flight there, so nothing is counted twice.
 
-These loops are the cost of a pick with a thousand workers: hence one expression for all workers, and no call in it.
+These loops are the cost of a pick with a thousand workers, so they call nothing.
 """
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pointsman.domain.worker import Worker
 
-__all__ = ["QUEUED_TOKENS", "lightest", "token_loads"]
+__all__ = ["QUEUED_TOKENS", "lightest", "pending_loads", "with_others"]
 
 QUEUED_TOKENS = 1024
 """What a waiting request of another gateway is thought to have: the mean prompt that SMG assumes."""
 
+_PENDING = attrgetter("pending_tokens")
 
-def token_loads(workers: "Sequence[Worker]", *, active: float, pending: float) -> list[float]:
-    """Return for each worker `active` x its active + `pending` x its pending tokens + the queue of others.
+
+def with_others(workers: "Sequence[Worker]", tokens: list[float]) -> list[float]:
+    """Return `tokens`, which is parallel to `workers`, with the queues of others added in place.
 
     >>> from pointsman.domain.worker import Worker
     >>> a = Worker("a", model="m", http_address="127.0.0.1:8001", queue_depth=3)
-    >>> a.in_flight, a.active_tokens, a.pending_tokens = 2, 500, 70
-    >>> token_loads((a,), active=1, pending=0), token_loads((a,), active=0, pending=1)
-    ([1524], [1094])
+    >>> a.in_flight = 2
+    >>> with_others((a,), [500])
+    [1524]
     """
-    return [
-        active * worker.active_tokens
-        + pending * worker.pending_tokens
-        + (
-            (queued := worker.queue_depth)
-            and (queued > (own := worker.in_flight))
-            and (queued - own) * QUEUED_TOKENS
-        )
-        for worker in workers
-    ]
+    for index, worker in enumerate(workers):
+        if worker.queue_depth > worker.in_flight:
+            tokens[index] += (worker.queue_depth - worker.in_flight) * QUEUED_TOKENS
+    return tokens
+
+
+def pending_loads(workers: "Sequence[Worker]") -> list[float]:
+    """Return for each worker the tokens that wait to be computed there.
+
+    >>> from pointsman.domain.worker import Worker
+    >>> a = Worker("a", model="m", http_address="127.0.0.1:8001", queue_depth=1)
+    >>> a.pending_tokens = 70
+    >>> pending_loads((a,))
+    [1094]
+    """
+    return with_others(workers, list(map(_PENDING, workers)))
 
 
 def lightest(workers: "tuple[Worker, ...]", costs: Sequence[float]) -> "tuple[Worker, ...]":
