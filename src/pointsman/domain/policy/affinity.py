@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, ClassVar
 
 from pointsman.domain.policy.consideration import Consideration
-from pointsman.domain.ring import Ring, bounded_cap, hash64
+from pointsman.domain.ring import Ring, bounded_cap, place_of
 
 if TYPE_CHECKING:
     from pointsman.domain.request import InferenceRequest
@@ -38,7 +38,7 @@ ORDER = 3
 """How many of these: all of them are full at once only on a busy fleet, and then the ring is walked."""
 
 _ID = attrgetter("id")
-_key_position = lru_cache(maxsize=8192)(hash64)
+_key_position = lru_cache(maxsize=8192)(place_of)
 
 
 class _Fleet:
@@ -122,7 +122,7 @@ class Affinity:
         # A ring that has them all answers for them as it is; any other would be changed by the pick.
         twin._rings = [ring for ring in self._rings if all(name in ring for name in ids)]
         pick, reason = twin.pick(workers, load, request)
-        position = hash64(self._key_of(request))
+        position = place_of(self._key_of(request))
         order = twin._latest.ring.clockwise(position, ids, len(workers))
         places = {name: place for place, name in enumerate(order)}
         cap = self._cap_of(sum(map(load, workers)), len(workers))
