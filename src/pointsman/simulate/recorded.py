@@ -10,6 +10,7 @@ left out when the disk was slow. Hand-offs and rejected steps of cascades are th
 """
 
 from collections.abc import Iterable, Iterator
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from pointsman.domain.ledger import Lease
@@ -176,12 +177,16 @@ def _events(recording: Recording) -> list[_Event]:
     """Return all that happened, in order."""
     events: list[_Event] = []
     facts: list[RecordedWorker] = []
+    known: set[str] = set()
     for line in recording.lines:
         if isinstance(line, RecordedWorker):
             facts.append(line)
             continue
-        # A request has met the workers that are described right before it.
-        events += [_Event(line.started, _FACT, fact) for fact in facts]
+        # A request has met the workers that are described right before it; others that came earlier may, too, and are
+        # over later. So what is said first of a worker is true from the beginning.
+        for fact in facts:
+            events.append(_Event(line.started if fact.id in known else -inf, _FACT, fact))
+            known.add(fact.id)
         facts.clear()
         last = len(line.picks) - 1
         for index, pick in enumerate(line.picks):
@@ -196,7 +201,7 @@ def _events(recording: Recording) -> list[_Event]:
 
 def _order(event: _Event) -> tuple[float, int]:
     rank = event.rank
-    if event.pick is not None and event.at <= event.pick.at:
+    if event.pick is not None and rank != _PICKED and event.at <= event.pick.at:
         rank += _PICKED
     return event.at, rank
 
