@@ -115,7 +115,7 @@ def attempts(
                 if isinstance(result, Answer) and (
                     result.head.status < ERRORS or (stands(result) and not unserved(result))
                 ):
-                    if result.head.status < ERRORS:
+                    if lease.placement is not None and result.head.status < ERRORS:
                         lease.began(x.now)
                     ended = yield Relay(result)
                     if isinstance(ended, Broken):
