@@ -1,7 +1,7 @@
 """How fast a modelled engine is, and how much it holds.
 
-The defaults are round figures of a model of about 70 billion parameters on a node of recent accelerators; a profile of
-a real engine is measured. What a step takes is said in `pointsman.simulate.engine`.
+The defaults are round figures, those of no engine in particular; a profile of a real one has to be measured. How long a
+step takes is said in `pointsman.simulate.engine`.
 """
 
 from math import isfinite
@@ -38,10 +38,10 @@ class EngineProfile(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not (isfinite(self.prefill_tokens_per_s) and self.prefill_tokens_per_s > 0):
             raise ValueError("prefill_tokens_per_s must be a number above 0")
-        for name in ("decode_base_s", "decode_per_sequence_s"):
-            value = getattr(self, name)
-            if not (isfinite(value) and value >= 0):
-                raise ValueError(f"{name} must be a number of 0 or more")
+        if not (isfinite(self.decode_base_s) and self.decode_base_s > 0):
+            raise ValueError("decode_base_s must be a number above 0")
+        if not (isfinite(self.decode_per_sequence_s) and self.decode_per_sequence_s >= 0):
+            raise ValueError("decode_per_sequence_s must be a number of 0 or more")
         for name in ("chunk_tokens", "sequences_max", "kv_tokens", "block_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")

@@ -3,10 +3,10 @@
 A workload is gone through once. One whose clients wait for answers has `next_after`, too.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Protocol, runtime_checkable
 
-__all__ = ["Arrival", "ClosedLoop", "Workload"]
+__all__ = ["Arrival", "ClosedLoop", "Listed", "Workload"]
 
 
 class Arrival(NamedTuple):
@@ -39,3 +39,18 @@ class ClosedLoop(Protocol):
     def next_after(self, arrival: Arrival, now: float) -> Arrival | None:
         """Return what follows the answer to `arrival`, complete at `now`, if anything does; its `at` is not before."""
         ...
+
+
+class Listed:
+    """Arrivals that are known beforehand, in order of `at`.
+
+    >>> [each.at for each in Listed([Arrival(0.5, (), 10, 1)])]
+    [0.5]
+    """
+
+    def __init__(self, arrivals: Iterable[Arrival], block_tokens: int = 16) -> None:
+        self._arrivals = arrivals
+        self.block_tokens = block_tokens
+
+    def __iter__(self) -> Iterator[Arrival]:
+        return iter(self._arrivals)
