@@ -21,35 +21,26 @@ class BlockCache:
     >>> cache = BlockCache()
     >>> cache.pin((1, 2), cache.depth((1, 2)))
     >>> cache.pin((1, 3), cache.depth((1, 3)))
-    >>> cache.pinned, cache.idle
-    (3, 0)
+    >>> cache.users, len(cache.idle)
+    ({1: 2, 2: 1, 3: 1}, 0)
     >>> cache.unpin((1, 2))
     >>> cache.unpin((1, 3))
     >>> cache.evict(2)
-    >>> cache.depth((1, 2)), cache.pinned, cache.idle
-    (1, 0, 1)
+    >>> cache.depth((1, 2)), cache.users
+    (1, {1: 0})
     """
 
-    __slots__ = ("_idle", "_users")
+    __slots__ = ("idle", "users")
 
     def __init__(self) -> None:
-        self._users: dict[int, int] = {}
-        # The keys alone matter, in the order of their last use.
-        self._idle: dict[int, None] = {}
-
-    @property
-    def idle(self) -> int:
-        """How many blocks are there that nobody uses."""
-        return len(self._idle)
-
-    @property
-    def pinned(self) -> int:
-        """How many blocks are in use."""
-        return len(self._users) - len(self._idle)
+        self.users: dict[int, int] = {}
+        """How many use each block that is there. Nobody else may write it."""
+        self.idle: dict[int, None] = {}
+        """The blocks of them that nobody uses, in the order of their last use. Nobody else may write it."""
 
     def depth(self, blocks: Sequence[int]) -> int:
         """Return how many of the leading blocks are there."""
-        users = self._users
+        users = self.users
         low, high = 0, len(blocks)
         while low < high:
             middle = (low + high) // 2
@@ -59,14 +50,14 @@ class BlockCache:
                 high = middle
         return low
 
-    def idle_of(self, blocks: Sequence[int]) -> int:
+    def idle_among(self, blocks: Sequence[int]) -> int:
         """Return how many of some blocks are there and not in use: pinning them takes room from others."""
-        idle = self._idle
+        idle = self.idle
         return sum([block in idle for block in blocks])
 
     def pin(self, blocks: Sequence[int], depth: int) -> None:
         """Use all of `blocks`, the first `depth` of which are there, and no others."""
-        users, idle = self._users, self._idle
+        users, idle = self.users, self.idle
         for block in blocks[:depth]:
             count = users[block]
             if not count:
@@ -76,7 +67,7 @@ class BlockCache:
 
     def unpin(self, blocks: Sequence[int]) -> None:
         """Use `blocks` no longer; they stay until there is need for room."""
-        users, idle = self._users, self._idle
+        users, idle = self.users, self.idle
         for block in reversed(blocks):
             count = users[block] - 1
             users[block] = count
@@ -85,7 +76,7 @@ class BlockCache:
 
     def evict(self, count: int) -> None:
         """Drop the `count` blocks that were used longest ago, or as many as are idle."""
-        users, idle = self._users, self._idle
+        users, idle = self.users, self.idle
         for block in list(islice(idle, count)):
             del idle[block]
             del users[block]

@@ -106,6 +106,7 @@ class ModelledEngine:
         "_head",
         "_head_tokens",
         "_interruptible",
+        "_kv_tokens",
         "_private",
         "_profile",
         "_starts",
@@ -125,6 +126,7 @@ class ModelledEngine:
 
     def __init__(self, profile: "EngineProfile", entry_tokens: int) -> None:
         self._profile = profile
+        self._kv_tokens = profile.kv_tokens
         self.entry_tokens = entry_tokens
         self._cache = BlockCache()
         self.due = inf
@@ -194,7 +196,9 @@ class ModelledEngine:
         decoding = self._decoding
         steps = self._steps
         step = self._step = self._step + steps
-        self._private += steps * len(decoding)
+        if decoding:
+            self._private += steps * len(decoding)
+            self._evict()
         self.busy_s += steps * self._step_s
         head = self._head
         if head is not None:
@@ -222,7 +226,6 @@ class ModelledEngine:
                     self._private -= sequence._held
                     self._cache.unpin(sequence.blocks)
                     ended.append(sequence)
-        self._evict()
         self._plan(now)
         return began, ended
 
@@ -245,29 +248,39 @@ class ModelledEngine:
     # How.
 
     def _room(self) -> int:
-        return self._profile.kv_tokens - self._cache.pinned * self.entry_tokens - self._private
+        cache = self._cache
+        return (
+            self._kv_tokens
+            - (len(cache.users) - len(cache.idle)) * self.entry_tokens
+            - self._private
+        )
 
     def _evict(self) -> None:
-        """Make room for what is in use. Nobody looks in between, so it may be late."""
+        """Make room for what is in use. Nobody looks during a stretch, so its end is early enough."""
         cache = self._cache
-        over = cache.idle * self.entry_tokens - self._room()
+        size = self.entry_tokens
+        over = len(cache.users) * size + self._private - self._kv_tokens
         if over > 0:
-            blocks = -(-over // self.entry_tokens)
+            blocks = -(-over // size)
             cache.evict(blocks)
-            self.evicted_tokens += blocks * self.entry_tokens
+            self.evicted_tokens += blocks * size
 
     def _plan(self, now: float) -> None:
         """Decide what the next steps are, from `now` on."""
         profile = self._profile
         decoding = self._decoding
-        while self._room() < len(decoding):
+        room = self._room()
+        while room < len(decoding):
             self._preempt()
+            room = self._room()
         running = len(decoding)
         chunk = left = profile.chunk_tokens
         finishing = self._finishing
         head = self._head
         while left:
             if head is None:
+                if not self._waiting:
+                    break
                 head = self._start(running + len(finishing))
                 if head is None:
                     break
@@ -285,7 +298,7 @@ class ModelledEngine:
                 self.due = inf
                 return
             self._interruptible = not self._waiting
-            steps = min(decoding[0][0] - self._step, self._room() // running)
+            steps = min(decoding[0][0] - self._step, room // running)
             step_s = profile.decode_base_s
         else:
             prompt_tokens = chunk - left
@@ -309,10 +322,10 @@ class ModelledEngine:
         self.due = now + steps * step_s
 
     def _start(self, running: int) -> Sequence | None:
-        """Start the sequence that waits first, if there is one and it has room beside the `running` others."""
+        """Start the sequence that waits first, if it has room beside the `running` others."""
         waiting = self._waiting
         profile = self._profile
-        if not waiting or running >= profile.sequences_max:
+        if running >= profile.sequences_max:
             return None
         sequence = waiting[0]
         blocks = sequence.blocks
@@ -325,7 +338,7 @@ class ModelledEngine:
         room = self._room() - spare
         # The quick answer first: most have room even if nothing of them is in use by others.
         if tokens > room:
-            shared = depth - cache.idle_of(blocks[:depth])
+            shared = depth - cache.idle_among(blocks[:depth])
             if tokens - shared * size > room:
                 return None
         waiting.popleft()
