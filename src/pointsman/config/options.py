@@ -86,6 +86,20 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
             ge=64,
         ),
     ] = 512
+    prefix_index_blocks_max: Annotated[
+        int,
+        option(
+            "Cached blocks that policies with a prefix index remember, of all workers together.",
+            unit="blocks",
+            ge=1,
+        ),
+    ] = 262_144
+    prefix_index_ttl_s: Annotated[
+        float,
+        option(
+            "How long a worker is believed to have cached what it was sent.", unit="seconds", gt=0
+        ),
+    ] = 3600.0
     tie_break: Annotated[
         Literal["smallest", "salted"],
         option(

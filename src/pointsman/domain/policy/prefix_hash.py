@@ -4,7 +4,7 @@
     walk clockwise past workers whose load > load_factor x mean load + load_margin       (1.25, 10)
 
 It is `affinity` with another key and another cap. The margin lets a quiet fleet stay sticky: with 4 workers and nothing
-else going on, the owner takes 14 requests before the next worker gets one (10 + 1.25 x 14 / 4 = 14.4).
+else going on, the owner takes 15 requests before the next worker gets one (10 + 1.25 x 14 / 4 = 14.4).
 
 Source: prefix_hash of SMG 1.13, formula and defaults. Theirs hashes 256 tokens, or 1,024 characters over HTTP.
 """
