@@ -5,6 +5,7 @@
 number is a constant. Randomness comes in as an argument.
 """
 
+from collections.abc import Iterable
 from difflib import get_close_matches
 from math import exp, isfinite, log
 from typing import TYPE_CHECKING, Self
@@ -14,7 +15,7 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from random import Random
 
-__all__ = ["Size", "constant", "exponential", "geometric", "lognormal", "uniform"]
+__all__ = ["Size", "constant", "exponential", "geometric", "lognormal", "nearest", "uniform"]
 
 SHAPES = {"constant": 1, "exponential": 1, "geometric": 1, "lognormal": 2, "uniform": 2}
 """How many numbers each distribution has."""
@@ -41,9 +42,9 @@ class Size(Struct, frozen=True):
         if not numbers:
             shape, numbers = "constant", [text]
         if shape not in SHAPES:
-            close = get_close_matches(shape, SHAPES, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(SHAPES)}"
-            raise ValueError(f"{text!r} is no number, and no distribution is called so: {hint}")
+            raise ValueError(
+                f"{text!r} is neither a number nor a distribution, {nearest(shape, SHAPES)}"
+            )
         if len(numbers) != SHAPES[shape]:
             raise ValueError(f"{text!r}: {shape} has {SHAPES[shape]} numbers, not {len(numbers)}")
         try:
@@ -145,3 +146,14 @@ def uniform(least: float, most: float) -> Size:
     'uniform/1/2'
     """
     return Size("uniform", least, most)
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return the half of a sentence that says which of some names was meant.
+
+    >>> nearest("pois", ["poisson", "rag"]), nearest("x", ["poisson", "rag"])
+    ('did you mean poisson?', 'there are poisson, rag')
+    """
+    known = sorted(names)
+    close = get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"

@@ -14,8 +14,7 @@ What it does not do: text, tokenizers, clients that give up.
 """
 
 from bisect import bisect
-from collections.abc import Iterable, Iterator, Mapping
-from difflib import get_close_matches
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple
@@ -24,13 +23,13 @@ from msgspec import Struct
 from msgspec.structs import fields, replace
 
 from pointsman.simulate.prompts import Prompt
-from pointsman.simulate.sizes import Size, constant, exponential, geometric, lognormal
+from pointsman.simulate.sizes import Size, constant, exponential, geometric, lognormal, nearest
 from pointsman.simulate.workload import Arrival
 
 if TYPE_CHECKING:
     from random import Random
 
-__all__ = ["RECIPES", "Recipe", "Synthetic", "nearest", "recipe_of"]
+__all__ = ["RECIPES", "Recipe", "Synthetic", "recipe_of"]
 
 BLOCK_TOKENS = 128
 """Tokens of a block: what the gateway hashes, too, unless told otherwise."""
@@ -234,17 +233,6 @@ def recipe_of(text: str) -> Recipe:
         except ValueError as error:
             raise ValueError(f"workload {name}: {key}: {error}") from None
     return replace(recipe, **changed)
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """Return the half of a sentence that says which of some names was meant.
-
-    >>> nearest("pois", ["poisson", "rag"]), nearest("x", ["poisson", "rag"])
-    ('did you mean poisson?', 'there are poisson, rag')
-    """
-    known = sorted(names)
-    close = get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
 
 
 def _number(text: str, kind: type) -> int | float:
