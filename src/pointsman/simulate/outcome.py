@@ -1,6 +1,6 @@
 """What became of a simulated run: plain arrays, one place for each request, in the order in which they came.
 
-Quantiles, goodput and tables are made of it elsewhere. A request costs 80 bytes, whatever its prompt.
+Quantiles, goodput and tables are made of it elsewhere. A request costs 80 bytes, whatever its prompt is.
 """
 
 from array import array
@@ -44,7 +44,7 @@ class Outcome(Struct):
     token, everything of a request that failed, but for the first token where it had one). `prompt`, `output` and
     `cached` are tokens, `cached` those that its last worker found in its cache. `worker` is the place in `workers` of
     the one that answered, or was asked last, -1 for none; `gateway` is the one that it came through; `attempts` is how
-    often it was sent. `ended_at` is when the last event happened, `picks` how often a policy was asked.
+    often it was sent. `ended_at` is when the last event happened.
 
     >>> outcome = Outcome()
     >>> outcome.begin(0.5, prompt=100, output=3, gateway=0)
@@ -65,7 +65,6 @@ class Outcome(Struct):
     attempts: "array[int]" = field(default_factory=_counts)
     workers: list[WorkerOutcome] = []
     ended_at: float = 0.0
-    picks: int = 0
 
     def __len__(self) -> int:
         """Return how many requests came."""

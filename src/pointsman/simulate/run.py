@@ -53,7 +53,8 @@ class Scenario(Struct, frozen=True, kw_only=True):
     own, with `options`, and its own registry. There are `workers` engines of `profile`; `slow` has the numbers of those
     that need so many times as long, `profiles` of those that are others altogether. Every worker sends a heartbeat to
     every gateway each `heartbeat_s`, which arrives `heartbeat_delay_s` later, if it is not among the
-    `heartbeat_loss` (0 to 1) of them that are lost; after `miss_limit` missing ones it is given up. A request is sent
+    `heartbeat_loss` (0 to 1) of them that are lost; after `miss_limit` missing ones it is given up. At 0 seconds all
+    are known. A request is sent
     `attempts_max` times at most. All randomness comes from `seed`.
     """
 
@@ -195,7 +196,10 @@ class _Run:
         scenario = self._scenario
         phase = Random(f"phases {scenario.seed}").random
         for engine in self._engines:
-            self._tell(engine, 0.0)
+            # The fleet was there before, and everybody knows it.
+            report = engine.report(0.0)
+            for gateway in self._gateways:
+                gateway.registry.beat(report, 0.0)
             self._at(phase() * scenario.heartbeat_s, self._beat, engine)
         for failure in scenario.failures:
             self._at(failure.at, self._fail, failure.worker)
@@ -359,6 +363,8 @@ def _check(scenario: Scenario) -> None:
         raise ValueError("heartbeat_delay_s must be 0 or more")
     if not 0 <= scenario.heartbeat_loss <= 1:
         raise ValueError("heartbeat_loss must be 0 to 1")
+    if not all(factor > 0 for factor in scenario.slow.values()):
+        raise ValueError("slow must have factors above 0")
     numbers = {*scenario.profiles, *scenario.slow, *(each.worker for each in scenario.failures)}
     unknown = sorted(numbers - set(range(scenario.workers)))
     if unknown:
