@@ -78,6 +78,7 @@ LAYERS: dict[str, set[str]] = {
     "cli_config": {"config", "typer"},
     "cli_import": {"migrate", "typer"},
     "cli_keys": {"control", "domain", "msgspec", "rich", "typer"},
+    "cli_simulate": {"config", "domain", "simulate", "rich", "typer"},
     "cli_operator": {"domain", "remote", "msgspec", "rich", "typer"},
     "cli": {
         "app",
@@ -88,6 +89,7 @@ LAYERS: dict[str, set[str]] = {
         "cli_import",
         "cli_keys",
         "cli_operator",
+        "cli_simulate",
         "config",
         "demo",
         "engine",
@@ -115,7 +117,7 @@ LAYERS: dict[str, set[str]] = {
     "sweep": {"domain", "errors", "wire", "httpx", "matplotlib", "msgspec", "rich"},
     "migrate": {"config", "tomltext", "yaml"},
     # The domain on a virtual clock.
-    "simulate": {"domain", "errors", "msgspec"},
+    "simulate": {"domain", "errors", "matplotlib", "msgspec", "rich"},
     "tomltext": set(),
     "demo": {"app", "config", "domain", "flow", "observe", "trial", "rich", "uvloop"},
     "trial": {"rich"},

@@ -15,6 +15,7 @@ from pointsman.cli_config import config_app
 from pointsman.cli_import import import_app
 from pointsman.cli_keys import keys_app
 from pointsman.cli_operator import add_operator_commands
+from pointsman.cli_simulate import simulate_command
 from pointsman.engine.command import engine
 
 __all__ = ["app", "main"]
@@ -34,6 +35,7 @@ app.add_typer(admin_app_commands, name="admin")
 app.add_typer(cascade_app, name="cascade")
 app.command("engine")(engine)
 app.command("agent")(agent)
+app.command("simulate")(simulate_command)
 add_operator_commands(app)
 
 BAD_CONFIGURATION = 2

@@ -34,10 +34,20 @@ POINTS = 200
 """Moments of a timeline."""
 
 
+LIFETIMES = 5
+ANSWER_S = 4.0
+"""How long an answer takes, about: it is only for how long a run has to be."""
+
+WARMING = 0.2
+"""The part of a run that is not looked at, of a recipe: a file is what it is."""
+
+
 class Source(Struct, frozen=True, kw_only=True):
     """Where arrivals come from: a recipe, or a file of one of the kinds mooncake, azure and recorded.
 
-    Of a recipe a load is requests per second, of a file a multiple of its own rate.
+    Of a recipe a load is requests per second, of a file a multiple of its own rate. Sessions have to come and go for
+    some time until their number is what the load says, so of a recipe there are at least as many requests as come
+    in five times as long as a session lasts, and the first fifth is not looked at.
     """
 
     recipe: Recipe | None = None
@@ -47,6 +57,8 @@ class Source(Struct, frozen=True, kw_only=True):
     def workload(self, load: float, requests: int, seed: int) -> Workload:
         """Return the workload, which can be gone through once, of at most so many requests."""
         if self.recipe is not None:
+            lasts = (self.recipe.turns.mean - 1) * (self.recipe.think_s.mean + ANSWER_S)
+            requests = max(requests, round(load * lasts * LIFETIMES))
             return Synthetic(self.recipe, load, requests, Random(f"workload {seed}"))
         path = Path(self.path)
         if self.kind == "recorded":
@@ -145,7 +157,7 @@ def run(experiment: Experiment, combination: Combination) -> Result:
     )
     return Result(
         combination,
-        measure(outcome, experiment.level),
+        measure(outcome, experiment.level, WARMING if experiment.source.recipe else 0.0),
         timeline(outcome, POINTS) if experiment.timelines else [],
     )
 

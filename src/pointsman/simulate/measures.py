@@ -1,8 +1,9 @@
-"""What a simulated run comes to: quantiles, goodput at a service level, cache hits, balance, cost; and means over seeds.
+"""What a simulated run comes to: quantiles, goodput at a service level, cached tokens, balance, cost; and their means.
 
 Every figure has one definition, which stands at its name. A request that failed met no service level and has no times.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from math import inf, isfinite, isnan, nan, sqrt
 from typing import NamedTuple
@@ -57,13 +58,12 @@ class ServiceLevel(Struct, frozen=True):
 
     def met(self, outcome: Outcome, index: int) -> bool:
         """Tell whether the answer to the request at `index` was a good one."""
-        tpot = outcome.tpot[index]
-        return (
-            not outcome.failed(index)
-            and outcome.ttft[index] <= self.ttft
-            # An answer of one token has no time between two.
-            and (isnan(tpot) or tpot <= self.tpot)
-            and outcome.e2e[index] <= self.e2e
+        # What is not known is nan and breaks no limit: an answer of one token has no time between two.
+        return not (
+            outcome.failed(index)
+            or outcome.ttft[index] > self.ttft
+            or outcome.tpot[index] > self.tpot
+            or outcome.e2e[index] > self.e2e
         )
 
 
@@ -105,8 +105,11 @@ class Mean(NamedTuple):
     margin: float
 
 
-def measure(outcome: Outcome, level: ServiceLevel) -> Measures:
-    """Return the figures of a run.
+def measure(outcome: Outcome, level: ServiceLevel, skip: float = 0.0) -> Measures:
+    """Return the figures of a run, without those who came in the first part of its time, `skip` (0 to below 1) of it.
+
+    Caches are cold then, and of the sessions that the load means only the first turns are there. What is told of
+    workers is of the whole run all the same.
 
     >>> from pointsman.simulate.run import Scenario, simulate
     >>> from pointsman.simulate.workload import Arrival, Listed
@@ -115,18 +118,19 @@ def measure(outcome: Outcome, level: ServiceLevel) -> Measures:
     >>> seen.good, seen.goodput, seen.cost
     (0.5, 0.25, 4000.0)
     """
-    count = len(outcome)
-    good = sum([level.met(outcome, index) for index in range(count)])
-    seconds = max(outcome.at) - min(outcome.at) if count else 0.0
-    seconds = seconds or outcome.ended_at
+    whole = outcome.at[-1] - outcome.at[0] if len(outcome) else 0.0
+    first = bisect_left(outcome.at, outcome.at[0] + skip * whole) if whole else 0
+    count = len(outcome) - first
+    good = sum([level.met(outcome, index) for index in range(first, len(outcome))])
+    seconds = whole * (1 - skip) or outcome.ended_at
     busy = [worker.busy_s for worker in outcome.workers]
     mean = sum(busy) / len(busy) if busy else 0.0
     spread = sqrt(sum([(each - mean) ** 2 for each in busy]) / len(busy)) if busy else 0.0
-    prompt = sum(outcome.prompt)
-    ttft, tpot, e2e = (_known(each) for each in (outcome.ttft, outcome.tpot, outcome.e2e))
+    prompt = sum(outcome.prompt[first:])
+    ttft, tpot, e2e = (_known(each[first:]) for each in (outcome.ttft, outcome.tpot, outcome.e2e))
     return Measures(
         requests=count,
-        failed=sum(map(isnan, outcome.e2e)),
+        failed=sum(map(isnan, outcome.e2e[first:])),
         ttft_p50=quantile(ttft, 0.5),
         ttft_p90=quantile(ttft, 0.9),
         ttft_p99=quantile(ttft, 0.99),
@@ -138,10 +142,10 @@ def measure(outcome: Outcome, level: ServiceLevel) -> Measures:
         e2e_p99=quantile(e2e, 0.99),
         good=good / count if count else nan,
         goodput=good / seconds if seconds else nan,
-        hit_rate=sum(outcome.cached) / prompt if prompt else nan,
+        hit_rate=sum(outcome.cached[first:]) / prompt if prompt else nan,
         imbalance=max(busy) / mean if mean else nan,
         variation=spread / mean if mean else nan,
-        migrations=sum([attempts - 1 for attempts in outcome.attempts if attempts > 1]),
+        migrations=sum([attempts - 1 for attempts in outcome.attempts[first:] if attempts > 1]),
         cost=1000 * len(outcome.workers) * seconds / good if good else inf,
     )
 

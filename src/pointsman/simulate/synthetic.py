@@ -16,7 +16,7 @@ What it does not do: text, tokenizers, clients that give up.
 from bisect import bisect
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
-from math import isfinite
+from math import inf, isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
@@ -116,8 +116,9 @@ class _Session:
 class Synthetic:
     """An iterator of the first turns of sessions, in order; `next_after` has the other ones.
 
-    `rate` is requests per second in the long run (more than 0); there are `requests` in all, fewer where a session is
-    not gone on with. It can be gone through once.
+    `rate` is requests per second in the long run (more than 0); there are `requests` in all. Of sessions of several
+    turns there are about so many: all that come in the time in which so many should come, so that there is no end in
+    which only the longest sessions are left. It can be gone through once.
 
     >>> from random import Random
     >>> first, second = Synthetic(RECIPES["poisson"], 1.0, 2, Random(1))
@@ -136,7 +137,8 @@ class Synthetic:
         self.block_tokens = block_tokens
         self._recipe = recipe
         self._rate = rate
-        self._left = requests
+        self._requests = requests
+        self._until = inf if recipe.turns == constant(1) else requests / rate
         self._random = random
         self._texts = 0
         empty = Prompt.empty(block_tokens)
@@ -151,23 +153,23 @@ class Synthetic:
 
     def __iter__(self) -> Iterator[Arrival]:
         starts = self._starts(self._rate / max(self._recipe.turns.mean, 1.0))
-        number = 0
-        while self._left > 0:
+        for number, at in enumerate(starts):
+            if number == self._requests or at > self._until:
+                return
             session = self._session()
-            self._left -= len(session.turns)
             if len(session.turns) > 1:
                 self._to_come[number] = session
-            yield session.next_at(next(starts), number)
-            number += 1
+            yield session.next_at(at, number)
 
     def next_after(self, arrival: Arrival, now: float) -> Arrival | None:
         """Return the turn that follows `arrival`, whose answer was complete at `now`; None after the last one."""
         session = self._to_come.get(arrival.session)
         if session is None:
             return None
-        if len(session.turns) == 1:
+        at = now + session.turns[-1].think_s
+        if len(session.turns) == 1 or at > self._until:
             del self._to_come[arrival.session]
-        return session.next_at(now + session.turns[-1].think_s, arrival.session)
+        return None if at > self._until else session.next_at(at, arrival.session)
 
     def _starts(self, rate: float) -> Iterator[float]:
         """Yield when sessions start, `rate` of them per second in the long run."""
@@ -191,7 +193,7 @@ class Synthetic:
         beginning = self._beginnings[bisect(popularity, random.random() * popularity[-1])]
         room = recipe.context - beginning.tokens
         turns: list[_Turn] = []
-        for _ in range(min(recipe.turns.tokens(random), self._left)):
+        for _ in range(recipe.turns.tokens(random)):
             asked, output = recipe.question.tokens(random), recipe.answer.tokens(random)
             if turns and asked + output > room:
                 break
