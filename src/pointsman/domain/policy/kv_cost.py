@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from pointsman.domain.policy.prefix_aware import PrefixAware, cached_tokens
-from pointsman.domain.policy.tokens import with_others
+from pointsman.domain.policy.tokens import others_tokens
 
 if TYPE_CHECKING:
     from pointsman.domain.policy.consideration import Consideration
@@ -92,5 +92,9 @@ class KvCost(PrefixAware):
 
     def _loads(self, workers: "Sequence[Worker]") -> list[float]:
         scale = self._scale
-        tokens = [worker.active_tokens + scale * worker.pending_tokens for worker in workers]
-        return with_others(workers, tokens)
+        return [
+            worker.active_tokens + scale * worker.pending_tokens
+            if worker.queue_depth <= worker.in_flight
+            else worker.active_tokens + scale * worker.pending_tokens + others_tokens(worker)
+            for worker in workers
+        ]

@@ -16,7 +16,7 @@ from pointsman.domain.placement import Placement
 from pointsman.domain.policy.consideration import Consideration
 from pointsman.domain.policy.least_outstanding import LeastOutstanding
 from pointsman.domain.policy.prefix_aware import ties_of
-from pointsman.domain.policy.tokens import lightest, with_others
+from pointsman.domain.policy.tokens import lightest, others_tokens
 
 if TYPE_CHECKING:
     from pointsman.domain.request import InferenceRequest
@@ -72,7 +72,7 @@ class LeastTokens:
         >>> LeastTokens().pick((a, b), load_of, InferenceRequest("m", "r1"))
         (<Worker b unified m routable load 3>, 'load')
         """
-        equals = lightest(workers, self._costs(workers))
+        _, equals = lightest(workers, self._costs(workers))
         return self._least.pick(equals, load, request) if len(equals) > 1 else (equals[0], "load")
 
     def consider(
@@ -103,10 +103,15 @@ class LeastTokens:
         # In tokens, which is one division less for each worker; and k / (1 - k) is 1 / (1 - k) - 1.
         scale = PRESSURE_S * self._tokens_per_s
         full = scale / (1.0 - FULL) - scale
-        tokens = [
-            worker.active_tokens + (scale / (1.0 - k) - scale if k < FULL else full)
-            if (k := worker.kv_usage) > 0.0
-            else worker.active_tokens
+        return [
+            worker.active_tokens
+            + (
+                0.0
+                if (k := worker.kv_usage) <= 0.0
+                else scale / (1.0 - k) - scale
+                if k < FULL
+                else full
+            )
+            + (0 if worker.queue_depth <= worker.in_flight else others_tokens(worker))
             for worker in workers
         ]
-        return with_others(workers, tokens)

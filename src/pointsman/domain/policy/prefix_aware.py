@@ -92,21 +92,17 @@ class PrefixAware:
         `workers` that have some of the prompt. Only they are looked at twice: what they have makes them cheaper, so
         whoever is the cheapest without that wins unless one of these undercuts it.
         """
-        equals = workers
-        least = inf
-        reason = "load"
+        least, equals, reason = inf, workers, "load"
         if matched:
             having, depths = zip(*matched, strict=True)
             credits = {depth: credit * cached_tokens(request, depth) for depth in set(depths)}
             costs = list(map(sub, costs_of(having), map(credits.__getitem__, depths)))
-            least = min(costs)
-            equals = lightest(having, costs)
+            least, equals = lightest(having, costs)
             reason = "affinity"
         if len(matched) < len(workers):
-            costs = costs_of(workers)
-            if min(costs) < least:
-                equals = lightest(workers, costs)
-                reason = "load"
+            plain, others = lightest(workers, costs_of(workers))
+            if plain < least:
+                equals, reason = others, "load"
         if len(equals) == 1:
             return equals[0], reason
         return self._least.pick(equals, load, request)[0], reason

@@ -4,37 +4,32 @@ The tokens of this gateway's own requests are what the ledger counts (`Worker.ac
 Of other gateways' requests only the engine's queue tells, and each of those counts as `QUEUED_TOKENS`. A queue is
 that of others as far as it is longer than what this gateway has in flight there, so nothing is counted twice.
 
-These loops are the cost of a pick with a thousand workers, so they call nothing.
+These loops are the cost of a pick with a thousand workers, so they call nothing but for a worker with others' queue:
+its condition stands in each of them.
 """
 
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pointsman.domain.worker import Worker
 
-__all__ = ["QUEUED_TOKENS", "lightest", "pending_loads", "with_others"]
+__all__ = ["QUEUED_TOKENS", "lightest", "others_tokens", "pending_loads"]
 
 QUEUED_TOKENS = 1024
 """What a waiting request of another gateway is thought to have: the mean prompt that SMG assumes."""
 
-_PENDING = attrgetter("pending_tokens")
 
-
-def with_others(workers: "Sequence[Worker]", tokens: list[float]) -> list[float]:
-    """Return `tokens`, which is parallel to `workers`, with the queues of others added in place.
+def others_tokens(worker: "Worker") -> int:
+    """Return what others have waiting at a worker whose queue is longer than what this gateway has in flight there.
 
     >>> from pointsman.domain.worker import Worker
     >>> a = Worker("a", model="m", http_address="127.0.0.1:8001", queue_depth=3)
     >>> a.in_flight = 2
-    >>> with_others((a,), [500])
-    [1524]
+    >>> others_tokens(a)
+    1024
     """
-    for index, worker in enumerate(workers):
-        if worker.queue_depth > worker.in_flight:
-            tokens[index] += (worker.queue_depth - worker.in_flight) * QUEUED_TOKENS
-    return tokens
+    return (worker.queue_depth - worker.in_flight) * QUEUED_TOKENS
 
 
 def pending_loads(workers: "Sequence[Worker]") -> list[float]:
@@ -46,21 +41,31 @@ def pending_loads(workers: "Sequence[Worker]") -> list[float]:
     >>> pending_loads((a,))
     [1094]
     """
-    return with_others(workers, list(map(_PENDING, workers)))
+    return [
+        worker.pending_tokens
+        if worker.queue_depth <= worker.in_flight
+        else worker.pending_tokens + others_tokens(worker)
+        for worker in workers
+    ]
 
 
-def lightest(workers: "tuple[Worker, ...]", costs: Sequence[float]) -> "tuple[Worker, ...]":
-    """Return the workers whose cost is the least, in their order; `costs` is parallel to `workers` (not empty).
+def lightest(
+    workers: "tuple[Worker, ...]", costs: Sequence[float]
+) -> "tuple[float, tuple[Worker, ...]]":
+    """Return the least cost and the workers that have it, in their order; `costs` is parallel to `workers` (not empty).
 
     >>> from pointsman.domain.worker import Worker
     >>> fleet = tuple(Worker(name, model="m", http_address="127.0.0.1:8001") for name in "abc")
-    >>> [worker.id for worker in lightest(fleet, (2, 1, 1))]
-    ['b', 'c']
+    >>> least, having = lightest(fleet, (2, 1, 1))
+    >>> least, [worker.id for worker in having]
+    (1, ['b', 'c'])
     """
     least = min(costs)
     equals = costs.count(least)
     if equals == 1:
-        return (workers[costs.index(least)],)
+        return least, (workers[costs.index(least)],)
     if equals == len(workers):
-        return workers
-    return tuple([worker for worker, cost in zip(workers, costs, strict=True) if cost == least])
+        return least, workers
+    return least, tuple(
+        [worker for worker, cost in zip(workers, costs, strict=True) if cost == least]
+    )
