@@ -19,11 +19,13 @@ PROFILE = EngineProfile(
 )
 
 
-def engine(profile: EngineProfile = PROFILE, entry_tokens: int = 10) -> ModelledEngine:
+def engine(profile: EngineProfile = PROFILE, entry_tokens: int = 10) -> ModelledEngine[Sequence]:
     return ModelledEngine(profile, entry_tokens)
 
 
-def run(model: ModelledEngine, *submitted: tuple[float, Sequence]) -> dict[Sequence, float]:
+def run(
+    model: ModelledEngine[Sequence], *submitted: tuple[float, Sequence]
+) -> dict[Sequence, float]:
     """Submit sequences at their times, do all that is due, and return when each was complete."""
     ends: dict[Sequence, float] = {}
     coming = list(submitted)
@@ -195,7 +197,7 @@ def test_an_answer_without_room_costs_the_one_that_started_last_its_place() -> N
         chunk_tokens=100,
         kv_tokens=300,
     )
-    model = ModelledEngine(profile, 10)
+    model = engine(profile)
     first, second = Sequence((), 100, 150), Sequence((), 100, 150)
     ends = run(model, (0.0, first), (0.0, second))
     assert model.preemptions == 1
@@ -216,7 +218,7 @@ def test_a_prompt_that_is_being_computed_gives_way_first() -> None:
         chunk_tokens=10,
         kv_tokens=300,
     )
-    model = ModelledEngine(profile, 10)
+    model = engine(profile)
     first, second = Sequence((), 10, 100), Sequence((), 285, 2)
     ends = run(model, (0.0, first), (0.02, second))
     assert model.preemptions >= 1
@@ -411,7 +413,7 @@ def test_steps_that_are_counted_end_as_steps_that_are_done(seed: int) -> None:
         submitted.append((at, asked))
     reference = Stepwise(profile, 10)
     reference.run(submitted)
-    model = ModelledEngine(profile, 10)
+    model = engine(profile)
     ends = run(model, *submitted)
     assert len(ends) == 80
     for _, asked in submitted:

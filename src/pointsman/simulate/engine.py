@@ -27,9 +27,9 @@ to the moment when somebody is done, or comes.
 from collections import deque
 from heapq import heapify, heappop, heappush
 from math import ceil, inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from pointsman.simulate.cache import BlockCache
+from pointsman.simulate.cache import BlockCache, Run
 
 if TYPE_CHECKING:
     from pointsman.simulate.profile import EngineProfile
@@ -53,6 +53,7 @@ class Sequence:
         "_order",
         "_produced",
         "_remaining",
+        "_run",
         "blocks",
         "cached_tokens",
         "first_at",
@@ -75,11 +76,15 @@ class Sequence:
         self._remaining = 0
         self._produced = 0
         self._joined = 0
-        # Tokens of room that it took for itself when it started.
+        # What it uses of the cache, and the tokens of room that it took for itself when it started.
+        self._run: Run | None = None
         self._held = 0
 
 
-class ModelledEngine:
+SequenceT = TypeVar("SequenceT", bound=Sequence)
+
+
+class ModelledEngine(Generic[SequenceT]):
     """One engine of a profile; the blocks of its prompts have `entry_tokens` tokens (at least 1).
 
     `due` is when `advance` has to be called next, infinity where there is nothing to do. Times are in seconds and do
@@ -135,12 +140,12 @@ class ModelledEngine:
         self.computed_tokens = 0
         self.evicted_tokens = 0
         self.preemptions = 0
-        self._waiting: deque[Sequence] = deque()
+        self._waiting: deque[SequenceT] = deque()
         # Who decodes, by the step that gives the last token.
-        self._decoding: list[tuple[int, int, Sequence]] = []
+        self._decoding: list[tuple[int, int, SequenceT]] = []
         # The prompt that is computed in part, and those that this step computes to their end.
-        self._head: Sequence | None = None
-        self._finishing: list[Sequence] = []
+        self._head: SequenceT | None = None
+        self._finishing: list[SequenceT] = []
         # Tokens of room that belong to one sequence each.
         self._private = 0
         self._starts = 0
@@ -174,11 +179,11 @@ class ModelledEngine:
 
     # What happens.
 
-    def fits(self, sequence: Sequence) -> bool:
+    def fits(self, sequence: SequenceT) -> bool:
         """Tell whether a sequence could run here, if it were alone."""
         return sequence.prompt_tokens + sequence.output_tokens <= self._profile.kv_tokens
 
-    def submit(self, sequence: Sequence, now: float) -> None:
+    def submit(self, sequence: SequenceT, now: float) -> None:
         """Take a sequence, which must fit. `due` may be earlier afterwards."""
         waiting = self._waiting
         waiting.append(sequence)
@@ -191,25 +196,24 @@ class ModelledEngine:
                 self._steps = steps
                 self.due = self._stretch_at + steps * self._step_s
 
-    def advance(self, now: float) -> tuple[list[Sequence], list[Sequence]]:
+    def advance(self, now: float) -> tuple[list[SequenceT], list[SequenceT]]:
         """Do what is due at `now`, which is `due`; return whose answers began, and whose are complete."""
         decoding = self._decoding
         steps = self._steps
         step = self._step = self._step + steps
         if decoding:
-            self._private += steps * len(decoding)
-            self._evict()
+            self._make_room(steps * len(decoding))
         self.busy_s += steps * self._step_s
         head = self._head
         if head is not None:
             head._remaining -= self._head_tokens
-        ended: list[Sequence] = []
+        ended: list[SequenceT] = []
         while decoding and decoding[0][0] <= step:
             sequence = heappop(decoding)[2]
             self._private -= sequence._held + step - sequence._joined
-            self._cache.unpin(sequence.blocks)
+            self._cache.unpin(sequence._run)
             ended.append(sequence)
-        began: list[Sequence] = []
+        began: list[SequenceT] = []
         finishing = self._finishing
         if finishing:
             self._finishing = []
@@ -224,12 +228,12 @@ class ModelledEngine:
                     heappush(decoding, (step + left, sequence._order, sequence))
                 else:
                     self._private -= sequence._held
-                    self._cache.unpin(sequence.blocks)
+                    self._cache.unpin(sequence._run)
                     ended.append(sequence)
         self._plan(now)
         return began, ended
 
-    def fail(self) -> list[Sequence]:
+    def fail(self) -> list[SequenceT]:
         """Lose everything, and return the sequences that were here, in the order in which they started or came."""
         lost = [each[2] for each in self._decoding] + self._finishing
         if self._head is not None:
@@ -248,18 +252,14 @@ class ModelledEngine:
     # How.
 
     def _room(self) -> int:
-        cache = self._cache
-        return (
-            self._kv_tokens
-            - (len(cache.users) - len(cache.idle)) * self.entry_tokens
-            - self._private
-        )
+        return self._kv_tokens - self._cache.pinned * self.entry_tokens - self._private
 
-    def _evict(self) -> None:
-        """Make room for what is in use. Nobody looks during a stretch, so its end is early enough."""
+    def _make_room(self, tokens: int) -> None:
+        """Take room for `tokens` of one sequence. Nobody looks during a stretch, so its end is early enough."""
+        self._private = private = self._private + tokens
         cache = self._cache
         size = self.entry_tokens
-        over = len(cache.users) * size + self._private - self._kv_tokens
+        over = cache.size * size + private - self._kv_tokens
         if over > 0:
             blocks = -(-over // size)
             cache.evict(blocks)
@@ -298,7 +298,9 @@ class ModelledEngine:
                 self.due = inf
                 return
             self._interruptible = not self._waiting
-            steps = min(decoding[0][0] - self._step, room // running)
+            steps = decoding[0][0] - self._step
+            if steps * running > room:
+                steps = room // running
             step_s = profile.decode_base_s
         else:
             prompt_tokens = chunk - left
@@ -308,20 +310,21 @@ class ModelledEngine:
                 if not finishing:
                     # Nothing changes until its last chunk, or until somebody is done.
                     steps = (head._remaining - 1) // chunk
-                    if running:
-                        steps = min(
-                            steps, decoding[0][0] - self._step, max(self._room() // running, 1)
-                        )
+                    if running and steps > 1:
+                        room = self._room()
+                        steps = min(steps, decoding[0][0] - self._step, max(room // running, 1))
                     self._head_tokens = steps * chunk
             self.computed_tokens += steps * prompt_tokens
-            step_s = max(profile.decode_base_s, prompt_tokens / profile.prefill_tokens_per_s)
+            step_s = prompt_tokens / profile.prefill_tokens_per_s
+            if step_s < profile.decode_base_s:
+                step_s = profile.decode_base_s
         step_s += profile.decode_per_sequence_s * running
         self._steps = steps
         self._step_s = step_s
         self._stretch_at = now
         self.due = now + steps * step_s
 
-    def _start(self, running: int) -> Sequence | None:
+    def _start(self, running: int) -> SequenceT | None:
         """Start the sequence that waits first, if it has room beside the `running` others."""
         waiting = self._waiting
         profile = self._profile
@@ -337,14 +340,11 @@ class ModelledEngine:
         spare = running + profile.kv_tokens // SPARE if running else 0
         room = self._room() - spare
         # The quick answer first: most have room even if nothing of them is in use by others.
-        if tokens > room:
-            shared = depth - cache.idle_among(blocks[:depth])
-            if tokens - shared * size > room:
-                return None
+        if tokens > room and tokens - cache.in_use(blocks) * size > room:
+            return None
         waiting.popleft()
-        cache.pin(blocks, depth)
-        self._private += held
-        self._evict()
+        sequence._run = cache.pin(blocks)
+        self._make_room(held)
         cached = min(depth * size, tokens - 1)
         if sequence._order < 0:
             sequence.cached_tokens = cached
@@ -371,5 +371,5 @@ class ModelledEngine:
             tokens = self._step - sequence._joined
             sequence._produced += tokens
             self._private -= sequence._held + tokens
-        self._cache.unpin(sequence.blocks)
+        self._cache.unpin(sequence._run)
         self._waiting.appendleft(sequence)

@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 from math import inf
 from random import Random
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from msgspec import Struct
 
@@ -114,7 +114,7 @@ class _Engine:
         self.id = id
         self.profile = profile
         self.incarnation = 1
-        self.model = ModelledEngine(profile, entry_tokens)
+        self.model: ModelledEngine[_Flight] = ModelledEngine(profile, entry_tokens)
         self.outcome = WorkerOutcome(id)
         self.up = True
 
@@ -274,20 +274,18 @@ class _Run:
             flight.excluded = (*flight.excluded, worker)
         self._open -= 1
 
-    def _advance(self, now: float, model: ModelledEngine) -> None:
+    def _advance(self, now: float, model: ModelledEngine["_Flight"]) -> None:
         if model.due != now:
             # Something came in between.
             return
         began, ended = model.advance(now)
         outcome = self._outcome
-        for sequence in began:
-            flight = cast("_Flight", sequence)
+        for flight in began:
             index = flight.index
             outcome.ttft[index] = now - flight.arrival.at
             outcome.cached[index] = flight.cached_tokens
             flight.lease.began(now)
-        for sequence in ended:
-            flight = cast("_Flight", sequence)
+        for flight in ended:
             index = flight.index
             flight.lease.close()
             outcome.e2e[index] = now - flight.arrival.at
@@ -333,8 +331,7 @@ class _Run:
         engine.settle()
         lost = engine.model.fail()
         engine.model = ModelledEngine(engine.profile, self._block_tokens)
-        for sequence in lost:
-            flight = cast("_Flight", sequence)
+        for flight in lost:
             lease = flight.lease
             lease.close()
             if flight.first_at >= 0:

@@ -9,6 +9,7 @@ Both are read as they are simulated, line by line, however often they are repeat
 """
 
 import gzip
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from math import inf
@@ -41,7 +42,7 @@ class Row(Struct, frozen=True, gc=False):
     hash_ids: tuple[int, ...] = ()
 
 
-class Trace:
+class Trace(ABC):
     """A trace at `load` times its own rate (above 0), `repeat` times in a row, each time with prompts of its own.
 
     Traces have few different times and many requests at each: those of Mooncake are 3 s apart. With `random`, the
@@ -111,9 +112,9 @@ class Trace:
                 if row is not None:
                     yield row
 
+    @abstractmethod
     def _row(self, line: bytes) -> Arrival | None:
         """Read a line; None for one that is no request. Raises ValueError."""
-        raise NotImplementedError
 
 
 class MooncakeTrace(Trace):

@@ -12,6 +12,7 @@ __all__ = ["Arrival", "ClosedLoop", "Listed", "Workload"]
 class Arrival(NamedTuple):
     """A request that comes at `at` seconds, of which no more is known than the blocks and tokens of its prompt.
 
+    `blocks` are hashes of its whole blocks, each covering all before it, too; both counts of tokens are at least 1.
     `session` is -1 for a request that nothing follows.
     """
 
