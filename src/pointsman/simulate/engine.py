@@ -15,7 +15,7 @@ Room: a prompt starts when all of it fits, besides a hundredth of the cache that
 who run; until then it waits, and all behind it. An answer takes a token of room per step. If there is none, the
 sequence that started last loses its place: it goes back to the front of the queue, and its prompt and what it has of
 its answer are computed again, except what is still cached then. A request that is larger than the whole cache is
-refused. All of this is what vLLM does (recomputing preemption, first come first served).
+refused. First come, first served and preemption by recomputing are the defaults of vLLM.
 
 What it leaves out: that attention makes long prompts dearer per token, the few tokens that the last page of a sequence
 wastes, and that answers are cached, too (a trace does not say their hashes).
