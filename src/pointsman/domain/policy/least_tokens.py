@@ -87,31 +87,33 @@ class LeastTokens:
         >>> from pointsman.domain.worker import Worker, load_of
         >>> a, b = (Worker(name, model="m", http_address="127.0.0.1:8001") for name in "ab")
         >>> a.active_tokens, b.kv_usage = 9000, 0.75
-        >>> LeastTokens().consider((a, b), load_of, InferenceRequest("m", "r1")).scores
-        (4.5, 0.45)
+        >>> seen = LeastTokens().consider((a, b), load_of, InferenceRequest("m", "r1"))
+        >>> [round(seconds, 3) for seconds in seen.scores]
+        [4.5, 0.45]
         """
         pick, reason = self.pick(workers, load, request)
         return Consideration(
             pick=pick,
             reason=reason,
-            scores=tuple([cost / self._tokens_per_s for cost in self._costs(workers)]),
+            scores=tuple([cost / self._tokens_per_s - PRESSURE_S for cost in self._costs(workers)]),
             notes=("",) * len(workers),
             rule=f"the fewest seconds of work win; {ties_of(self._rank)}",
         )
 
     def _costs(self, workers: "tuple[Worker, ...]") -> list[float]:
-        # In tokens, which is one division less for each worker; and k / (1 - k) is 1 / (1 - k) - 1.
+        # In tokens, and all too high by `scale`: k / (1 - k) is 1 / (1 - k) - 1, which saves a subtraction for each.
         scale = PRESSURE_S * self._tokens_per_s
-        full = scale / (1.0 - FULL) - scale
+        full = scale / (1.0 - FULL)
+        cost_of = self._cost_of
         return [
             worker.active_tokens
-            + (
-                0.0
-                if (k := worker.kv_usage) <= 0.0
-                else scale / (1.0 - k) - scale
-                if k < FULL
-                else full
-            )
-            + (0 if worker.queue_depth <= worker.in_flight else others_tokens(worker))
+            + (scale if (k := worker.kv_usage) <= 0.0 else scale / (1.0 - k) if k < FULL else full)
+            if worker.queue_depth <= worker.in_flight
+            else cost_of(worker)
             for worker in workers
         ]
+
+    def _cost_of(self, worker: "Worker") -> float:
+        scale = PRESSURE_S * self._tokens_per_s
+        k = min(max(worker.kv_usage, 0.0), FULL)
+        return worker.active_tokens + others_tokens(worker) + scale / (1.0 - k)
