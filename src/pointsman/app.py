@@ -45,6 +45,7 @@ from pointsman.control.reload import Configuration, Reload, Watch, fingerprint
 from pointsman.control.store import StoreError
 from pointsman.control.sweep import Sweeper
 from pointsman.dialect.engines import SERVES
+from pointsman.dialect.reading import output_tokens_of
 from pointsman.domain.keys import Scope
 from pointsman.domain.registry import Registry
 from pointsman.domain.router import Router
@@ -66,6 +67,7 @@ from pointsman.observe.lines import Lines
 from pointsman.observe.logs import configure
 from pointsman.observe.metrics import Metrics
 from pointsman.observe.observers import Observers
+from pointsman.observe.recording import Recording
 from pointsman.observe.tracing import TracingUnavailable, open_tracing
 from pointsman.wire.body import parse_request
 
@@ -179,6 +181,7 @@ class Gateway:
             mounts=self._mounts(),
             handoffs=self._handoffs,
             cascades=self._cascades,
+            keep_tails=bool(options.record_file),
             **self._plane_options(),
         )
         self.metrics.calls_dropped = lambda: self._plane.calls.dropped
@@ -274,6 +277,8 @@ class Gateway:
         self._deadlines.close()
         if self._access is not None:
             self._access.close()
+        if self._recording is not None:
+            await asyncio.to_thread(self._recording.close)
         if self._tracer is not None:
             await asyncio.to_thread(self._tracer.close, SPANS_S)
         self._save()
@@ -320,8 +325,22 @@ class Gateway:
             except TracingUnavailable as error:
                 raise ConfigError(str(error)) from error
             self.metrics.spans = self._tracer.outcomes
+        self._recording = recording = None
+        if options.record_file:
+            try:
+                self._recording = recording = Recording(
+                    Path(options.record_file),
+                    options.record_max_bytes,
+                    wall=time.time,
+                    now=monotonic,
+                    output_tokens=output_tokens_of,
+                )
+            except OSError as error:
+                raise ConfigError(f"gateway.record_file: {error}") from None
+            self.metrics.records_dropped = lambda: recording.dropped
         self._observers = Observers(
             self.metrics,
+            recording=self._recording,
             decisions=self.decisions if options.decisions_kept else None,
             access=self._access,
             tracer=self._tracer,

@@ -435,12 +435,14 @@ def test_what_others_know_is_asked_on_a_scrape() -> None:
     metrics = Metrics(nobody, PATHS, drained=lambda: drained)
     drained |= {"a", "b"}
     metrics.lines_dropped = lambda: 7
+    metrics.records_dropped = lambda: 8
     metrics.spans = lambda: {"sent": 3, "failed": 1}
     metrics.engine_drained(worked=True)
     metrics.engine_drained(worked=False)
     metrics.engine_drained(worked=False)
     assert value(metrics, "tl_gateway_drained_models") == 2
     assert value(metrics, "tl_gateway_log_lines_dropped_total") == 7
+    assert value(metrics, "tl_gateway_records_dropped_total") == 8
     assert value(metrics, "tl_gateway_spans_total", outcome="sent") == 3
     assert value(metrics, "tl_gateway_engine_drains_total", outcome="success") == 1
     assert value(metrics, "tl_gateway_engine_drains_total", outcome="failure") == 2

@@ -162,7 +162,7 @@ def replay(recording: Recording, policy: "Policy") -> Iterator[Again]:
             leases[id(pick)] = Lease(worker, placement)
 
 
-_FACT, _ENDED, _BEGAN, _PICKED = range(4)
+_FACT, _BEGAN, _ENDED, _PICKED = range(4)
 
 
 class _Event(NamedTuple):
