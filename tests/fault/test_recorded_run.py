@@ -33,7 +33,7 @@ lost = resets()
 
 
 def asked(number: int, *, stream: bool) -> bytes:
-    text = f"{SECRET} {number % 5} " * 120 + f"question {number}"
+    text = f"{SECRET} {number % 5} " * 160 + f"question {number}"
     body = {"model": "m", "stream": stream, "messages": [{"role": "user", "content": text}]}
     return post(json.dumps(body).encode(), "/v1/chat/completions")
 
@@ -81,7 +81,7 @@ async def test_every_decision_of_a_recorded_run_comes_again(policy: str, tmp_pat
     assert [each for each in again if not each.same] == []
     assert any(each.recorded.failure for each in again)
     assert any(max(each.recorded.loads) > 1 for each in again)
-    assert all(each.output_tokens == 42 for each in requests)
+    assert [each for each in requests if each.output_tokens != 42] == []
     assert all(len(each.blocks) > 2 for each in RecordedTraffic(recording))
     assert SECRET.encode() not in path.read_bytes()
 
