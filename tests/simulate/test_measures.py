@@ -58,7 +58,7 @@ def test_shares_balance_and_moves() -> None:
     made.attempts[1] = 3
     seen = measure(made, ServiceLevel())
     assert (seen.hit_rate, seen.imbalance, seen.variation, seen.migrations) == (0.25, 1.5, 0.5, 2)
-    assert (seen.ttft_p50, seen.e2e_p90) == (2.0, pytest.approx(5.6))
+    assert seen.ttft_p50 == 2.0 and seen.e2e_p90 == pytest.approx(5.6)
     assert seen.tpot_p99 == pytest.approx(0.298)
 
 
@@ -98,7 +98,7 @@ def test_the_interval_of_a_mean_is_that_of_student() -> None:
     assert mean_of([5.0]).mean == 5.0 and isnan(mean_of([5.0]).margin)
     assert mean_of([inf, 1.0]).mean == inf and isnan(mean_of([inf, 1.0]).margin)
     made = [measure(outcome((0.0, ttft, nan, 2.0)), ServiceLevel()) for ttft in (1.0, 3.0)]
-    assert means_of(made)["ttft_p50"] == Mean(2.0, pytest.approx(12.706))
+    assert means_of(made)["ttft_p50"] == pytest.approx(Mean(2.0, 12.706))
 
 
 def test_a_timeline_counts_who_is_there() -> None:
