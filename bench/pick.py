@@ -1,27 +1,35 @@
 """What routing costs one request: microseconds of `Router.route`, `Policy.pick` and the prefix key.
 
 Run as `python bench/pick.py`. Each figure is the best of 7 rounds of CPU time, so it is the cost without disturbance,
-not a mean; requests are made before the clock starts, and every request has a prompt of its own out of 1000. A pick
-changes no load, so the bounded walk is not in the figures. No heartbeats arrive meanwhile.
+not a mean; requests are made before the clock starts, and every request has a prompt of its own out of 1000, 32 blocks
+long. A pick changes no load, so the bounded walk is not in the figures. No heartbeats arrive meanwhile.
+
+The prefix index is warm: it has `WARM` blocks. `pick` is with half of each prompt cached on one worker; `pick, shared`
+is with the first block of it cached on every worker, as by a system prompt of all, which is the worst that it can be.
+`pick, idle` is that of a fleet without any load, where all workers are equal.
 """
 
 import json
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from random import Random
 
-from pointsman.domain.policy import POLICIES, PolicyOptions, make_policy
+from pointsman.domain.policy import POLICIES, Policy, PolicyOptions, make_policy
 from pointsman.domain.prefix import render_prefix
+from pointsman.domain.prefix_index import PrefixIndex
 from pointsman.domain.registry import Registry, WorkerReport
 from pointsman.domain.request import InferenceRequest
 from pointsman.domain.ring import Ring
 from pointsman.domain.router import Router
 from pointsman.domain.routes import RouteTable
-from pointsman.domain.worker import Role, load_of
+from pointsman.domain.worker import Role, Worker, load_of
 
 ROUNDS = 7
 REQUESTS = 1000
 SIZES = (2, 16, 64, 1000)
+WARM = 1_000_000
+SHARED = 20
 SYSTEM = "You are a helpful assistant, number {}. " * 5
 
 
@@ -59,32 +67,75 @@ def registry_of(size: int) -> Registry:
     return registry
 
 
-def costs(name: str, size: int, requests: list[InferenceRequest]) -> tuple[float, float, float]:
-    """Return what a pick, a route, and a route after one failure cost with `size` workers."""
+def warm_index(workers: tuple[Worker, ...], requests: list[InferenceRequest]) -> PrefixIndex:
+    """Return an index of `WARM` blocks in which each prompt is half cached on one worker, and `SHARED` on all."""
+    index = PrefixIndex(2 * WARM, 3600.0)
+    for number, request in enumerate(requests):
+        index.insert(workers[number % len(workers)], request.blocks[:16], 0.0)
+    for worker in workers:
+        for request in requests[:SHARED]:
+            index.insert(worker, request.blocks[:1], 0.0)
+    random, rest = Random(2), (WARM - len(index)) // len(workers)
+    for worker in workers:
+        index.insert(worker, [random.getrandbits(64) for _ in range(rest)], 0.0)
+    return index
+
+
+def load_up(workers: tuple[Worker, ...]) -> None:
+    """Give the workers loads that are all different in tokens, and queues to some."""
+    random = Random(3)
+    for worker in workers:
+        worker.in_flight = random.randrange(2, 8)
+        worker.queue_depth = random.randrange(4)
+        worker.active_tokens = random.randrange(1 << 16)
+        worker.pending_tokens = random.randrange(1 << 13)
+        worker.kv_usage = random.random()
+
+
+def costs(size: int, requests: list[InferenceRequest]) -> dict[str, list[float]]:
+    """Return, for each policy, what its picks, a route, and a route after one failure cost with `size` workers."""
     registry = registry_of(size)
     workers = registry.routable("m", Role.UNIFIED)
-    policy = make_policy(name, PolicyOptions(), Random(1))
-    router = Router(registry, policy, RouteTable())
-    failed = (workers[0],)
-    return (
-        microseconds(lambda request: policy.pick(workers, load_of, request), requests),
-        microseconds(lambda request: router.route(request, now=1.0), requests),
-        microseconds(lambda request: router.route(request, failed, now=1.0), requests),
-    )
+    options = PolicyOptions(prefix_index=warm_index(workers, requests))
+    shared, own = requests[:SHARED], requests[SHARED : SHARED + max(200_000 // size, 200)]
+    found = {}
+    for name in POLICIES:
+        policy = make_policy(name, options, Random(1))
+        router = Router(registry, policy, RouteTable())
+        failed = (workers[0],)
+
+        def pick(request: InferenceRequest, policy: Policy = policy) -> object:
+            return policy.pick(workers, load_of, request)
+
+        idle = microseconds(pick, own)
+        load_up(workers)
+        found[name] = [
+            microseconds(pick, own),
+            microseconds(pick, shared),
+            idle,
+            microseconds(partial(router.route, now=1.0), own),
+            microseconds(partial(router.route, excluded=failed, now=1.0), own),
+        ]
+        for worker in workers:
+            worker.in_flight = worker.queue_depth = 0
+            worker.active_tokens = worker.pending_tokens = 0
+            worker.kv_usage = -1.0
+    return found
 
 
 def main() -> None:
     """Print the table."""
-    requests = requests_of(2000)
+    requests = requests_of(17_000)
     for request in requests:
         assert request.prefix_key
-    print("us per call".ljust(38) + "".join(f"{size:>10}" for size in SIZES))
+        assert len(request.blocks) > 16
+    print("us per call".ljust(44) + "".join(f"{size:>10}" for size in SIZES))
+    columns = [costs(size, requests) for size in SIZES]
+    labels = ("pick", "pick, shared", "pick, idle", "route", "route, one failed")
     for name in POLICIES:
-        columns = [costs(name, size, requests[: 200_000 // size]) for size in SIZES]
-        for label, row in zip(
-            ("pick", "route", "route, one failed"), zip(*columns, strict=True), strict=True
-        ):
-            print(f"{name}, {label}".ljust(38) + "".join(f"{us:>10.2f}" for us in row))
+        rows = zip(*[column[name] for column in columns], strict=True)
+        for label, row in zip(labels, rows, strict=True):
+            print(f"{name}, {label}".ljust(44) + "".join(f"{us:>10.2f}" for us in row))
     for size in SIZES:
         names = [f"worker-{number:04}" for number in range(size)]
         began = time.process_time()

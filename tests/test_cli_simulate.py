@@ -1,108 +1,193 @@
-"""`pointsman simulate` as its users meet it."""
+"""`pointsman simulate`: what it compares, what it writes, and what it says where something is wrong."""
 
 import csv
 import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from pointsman.cli import app
+from pointsman.domain.recorded import RecordedPick, RecordedRequest, RecordedWorker, write_line
 
-RUNNER = CliRunner()
-SMALL = ["--requests", "200", "--workers", "2", "--seeds", "2", "--jobs", "1"]
-TRACE = '{"timestamp": %d, "input_length": 600, "output_length": 5, "hash_ids": [0, %d]}\n'
+QUICK = ["--workers", "2", "--requests", "60", "--seeds", "2", "--jobs", "1"]
+TWO = ["--policy", "affinity", "--policy", "least_outstanding"]
 
 
-def test_policies_are_compared_in_a_table_and_every_run_is_in_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "runs.csv"
-    args = ["--policy", "affinity", "--policy", "power_of_two", "--rate", "1", "--csv", str(path)]
-    result = RUNNER.invoke(app, ["simulate", *SMALL, *args], env={"COLUMNS": "200"})
+def ran(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["simulate", *arguments])
+
+
+def rows(*arguments: str) -> list[dict[str, dict[str, float]]]:
+    result = ran(*arguments, *QUICK, "--json")
     assert result.exit_code == 0, result.output
-    assert "conversations, 2 workers, 1 requests/s" in result.output
-    assert "4 runs of 180 judged requests" in result.output
-    rows = list(csv.DictReader(path.read_text().splitlines()))
-    assert [(row["policy"], row["seed"]) for row in rows] == [
-        ("affinity", "0"), ("affinity", "1"), ("power_of_two", "0"), ("power_of_two", "1"),
-    ]  # fmt: skip
-    assert all(float(row["goodput"]) > 0 for row in rows)
+    found: list[dict[str, dict[str, float]]] = json.loads(result.stdout)
+    return found
 
 
-def test_a_trace_is_replayed_at_its_own_rate(tmp_path: Path) -> None:
+def recorded(path: Path) -> Path:
+    lines = [RecordedWorker(id=name, model="m") for name in "ab"]
+    requests = [
+        RecordedRequest(
+            wall=1e9 + number,
+            started=float(number),
+            began=number + 0.25,
+            ended=number + 1.0,
+            model="m",
+            stream=number > 0,
+            blocks=f"{number % 2:016x}",
+            prompt_tokens=200,
+            output_tokens=4,
+            status=503 if number == 9 else 200,
+            picks=(
+                RecordedPick(
+                    at=float(number),
+                    over=number + 1.0,
+                    worker="b",
+                    reason="load",
+                    policy_reason="load",
+                    count=2,
+                    candidates=("a", "b"),
+                    loads=(0, number % 3),
+                ),
+            ),
+        )
+        for number in range(10)
+    ]
+    path.write_bytes(b"".join([*map(write_line, lines), *map(write_line, requests)]))
+    return path
+
+
+def test_policies_are_compared_at_each_load() -> None:
+    result = ran("--workload", "shared", *TWO, "--load", "2", "--load", "4", *QUICK)
+    assert result.exit_code == 0, result.output
+    title, header, *lines = result.stdout.splitlines()
+    assert title.startswith(
+        "shared on 2 workers, 1 gateway, 2 seeds; load: requests/s; good: ttft=2s"
+    )
+    assert header.split()[:3] == ["load", "policy", "good/s"]
+    assert [line.split()[0] for line in lines if line[:4].strip()] == ["2", "4"]
+    assert sum("affinity" in line for line in lines) == 2
+
+
+def test_all_policies_are_compared_where_none_is_named() -> None:
+    from pointsman.domain.policy import POLICIES
+
+    assert {row["policy"] for row in rows("--workload", "poisson")} == set(POLICIES)  # type: ignore[comparison-overlap]
+
+
+def test_the_same_seeds_give_the_same_bytes_in_any_number_of_processes() -> None:
+    arguments = ["--workload", "agents", "--policy", "kv_cost", "--load", "3", *QUICK, "--json"]
+    once, again = ran(*arguments), ran(*arguments, "--jobs", "2")
+    assert once.exit_code == again.exit_code == 0
+    assert once.stdout == again.stdout
+
+
+def test_every_figure_is_in_the_csv_and_a_picture_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    table, picture = tmp_path / "rows.csv", tmp_path / "rows.svg"
+    arguments = ["--workload", "rag", *TWO, "--load", "1", "--load", "2", *QUICK]
+    pictures = []
+    for _ in range(2):
+        result = ran(*arguments, "--csv", str(table), "--plot", str(picture))
+        assert result.exit_code == 0, result.output
+        pictures.append(picture.read_bytes())
+    with table.open() as lines:
+        found = list(csv.DictReader(lines))
+    assert len(found) == 4
+    assert all(0 < float(row["hit_rate"]) < 1 and float(row["ttft_p99_ci95"]) >= 0 for row in found)
+    assert pictures[0] == pictures[1] and b"least_outstanding" in pictures[0]
+
+
+def test_the_knee_is_a_load_that_holds_and_little_more_does_not() -> None:
+    (row,) = rows("--workload", "poisson", "--policy", "least_outstanding", "--load", "knee")
+    assert row["good"]["mean"] >= 0.95
+    load = float(row["load"])  # type: ignore[arg-type]
+    (above,) = rows(
+        *("--workload", "poisson", "--policy", "least_outstanding", "--load", str(load * 1.03))
+    )
+    assert above["good"]["mean"] < 0.95
+
+
+def test_a_trace_is_a_workload(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
-    path.write_text("".join(TRACE % (1000 * number, number % 3 + 1) for number in range(50)))
-    args = ["--workload", str(path), "--policy", "affinity", "--json"]
-    result = RUNNER.invoke(app, ["simulate", *SMALL, *args])
+    line = {"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [1, 2, 3]}
+    path.write_text("".join(json.dumps({**line, "timestamp": t * 500}) + "\n" for t in range(20)))
+    (row,) = rows("--workload", str(path), "--policy", "affinity")
+    assert row["requests"]["mean"] == 20 and row["hit_rate"]["mean"] > 0.8
+    other = tmp_path / "trace.csv"
+    other.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,37,4\n")
+    (row,) = rows("--workload", str(other), "--policy", "affinity")
+    assert row["requests"]["mean"] == 1
+
+
+def test_what_if_answers_from_the_recorded_traffic(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "recorded.jsonl")
+    config = tmp_path / "config.toml"
+    config.write_text('[gateway]\nroute_policy = "least_outstanding"\naffinity_load_factor = 2.0\n')
+    result = ran("--what-if", str(config), str(path), "--policy", "affinity", "--jobs", "1")
     assert result.exit_code == 0, result.output
-    first = json.loads(result.output.splitlines()[0])
-    assert first["rate"] == pytest.approx(50 / 49)
-    assert (first["requests"], first["refused"]) == (45, 0)
-    assert first["hit_rate"] > 0.5
-
-
-def test_a_profile_is_read_and_a_slower_engine_is_slower(tmp_path: Path) -> None:
-    profile = tmp_path / "engine.toml"
-    profile.write_text("prefill_tokens_per_s = 1000\n")
-    args = ["simulate", *SMALL, "--policy", "affinity", "--rate", "0.2", "--json"]
-    fast = json.loads(RUNNER.invoke(app, args).output.splitlines()[0])
-    slow = json.loads(RUNNER.invoke(app, [*args, "--profile", str(profile)]).output.splitlines()[0])
-    assert slow["ttft_p50"] > 3 * fast["ttft_p50"]
-
-
-def test_knees_are_found() -> None:
-    args = ["--knee", "--policy", "least_outstanding", "--json", "--workload", "system_prompts"]
-    result = RUNNER.invoke(app, ["simulate", *SMALL, *args])
-    assert result.exit_code == 0, result.output
-    assert json.loads(result.output)["knee"] > 1
-    table = RUNNER.invoke(app, ["simulate", *SMALL, *args[:3], *args[4:]])
-    assert "least_outstanding" in table.output
+    first, second, *_ = result.stdout.splitlines()
+    # The recorded gateway took b always; the least loaded, and the smallest id among equals, is a.
+    assert first == "least_outstanding decides 0 of 10 recorded decisions alike (0 have no loads)"
+    assert second.startswith("affinity decides ")
+    assert "(recorded)" in result.stdout and "on 2 workers" in result.stdout
+    result = ran("--what-if", str(config), str(path), "--jobs", "1", "--json")
+    before, after = json.loads(result.stdout)
+    assert (before["policy"], after["policy"]) == ("(recorded)", "least_outstanding")
+    assert before["requests"]["mean"] == after["requests"]["mean"] == 10
+    assert (before["failed"]["mean"], before["ttft_p50"]["mean"]) == (1, 0.25)
+    assert before["hit_rate"]["mean"] is None
 
 
 @pytest.mark.parametrize(
-    ("args", "words"),
+    ("arguments", "error"),
     [
-        (["--policy", "afinity"], "did you mean 'affinity'"),
-        (["--workload", "agent"], "did you mean agents"),
-        (["--workload", "nowhere.jsonl"], "nowhere.jsonl"),
-        (["--slo", "ttft=soon"], "ttft=soon"),
+        (
+            ["--policy", "afinity"],
+            "policy: no policy is called 'afinity', did you mean 'affinity'?",
+        ),
+        (["--workload", "sesions"], "no workload is called 'sesions', did you mean sessions?"),
+        (["--workload", "no/such"], "workload no/such: there is no such file"),
+        (["--workload", "rag:zip=1"], "workload rag: there is no 'zip', did you mean zipf?"),
+        (["--slo", "ttf=2s"], "slo: there is no 'ttf', did you mean ttft?"),
+        (["--profile", "kv_token=1"], "profile: there is no 'kv_token', did you mean kv_tokens?"),
+        (["--profile", "kv_tokens=0"], "profile: kv_tokens must be at least 1"),
+        (["--profile", "kv_tokens=x"], "profile: Expected `int`, got `str` - at `$.kv_tokens`"),
+        (["--profile", "none.toml"], "profile none.toml: No such file or directory"),
+        (["--load", "much"], "load: 'much' is neither a number nor knee"),
+        (["--load", "0"], "load: '0' is not more than 0"),
+        (["--plot", "x.pdf"], "x.pdf: a plot is one of .svg, .png"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(args: list[str], words: str) -> None:
-    result = RUNNER.invoke(app, ["simulate", *SMALL, *args])
-    assert result.exit_code == 1
-    assert words in result.output
-    assert len(result.output.splitlines()) == 1
+def test_what_is_wrong_is_told_in_a_line(arguments: list[str], error: str) -> None:
+    result = ran(*arguments, *QUICK)
+    assert (result.exit_code, result.stderr) == (1, f"pointsman: {error}\n")
+    assert result.stdout == ""
 
 
-def test_a_knee_has_no_runs_to_write(tmp_path: Path) -> None:
-    path = tmp_path / "runs.csv"
-    result = RUNNER.invoke(app, ["simulate", *SMALL, "--knee", "--csv", str(path)])
-    assert (result.exit_code, path.exists()) == (2, False)
+def test_files_that_cannot_be_understood_are_told(tmp_path: Path) -> None:
+    path, profile = tmp_path / "x.jsonl", tmp_path / "x.toml"
+    path.write_text("[]\n")
+    profile.write_text("kv_tokens = \n")
+    assert "neither a trace of Mooncake" in ran("--workload", str(path), *QUICK).stderr
+    assert "not valid TOML" in ran("--profile", str(profile), *QUICK).stderr
+    profile.write_text("kv_tokens = 100000\n")
+    assert ran("--profile", str(profile), "--policy", "weighted", *QUICK).exit_code == 0
+    bad = recorded(tmp_path / "bad.jsonl")
+    config = tmp_path / "config.toml"
+    config.write_text("[gateway]\nroute_polcy = 1\n")
+    assert "route_policy" in ran("--what-if", str(config), str(bad)).stderr
+    config.write_text("[gateway]\n")
+    bad.write_text('{"kind":"worker","id":"a","model":"m"}\n')
+    assert "no request was recorded" in ran("--what-if", str(config), str(bad)).stderr
+    assert "given together" in ran("--what-if", str(config)).output
+    result = ran("--csv", str(tmp_path / "no" / "x"), "--policy", "weighted", *QUICK)
+    assert "No such file" in result.stderr and result.exit_code == 1
 
 
-def test_prompts_that_are_larger_than_the_engine_are_served_one_by_one(tmp_path: Path) -> None:
-    profile = tmp_path / "engine.toml"
-    profile.write_text("kv_tokens = 4096\n")
-    args = ["--profile", str(profile), "--policy", "affinity", "--json"]
-    result = RUNNER.invoke(app, ["simulate", *SMALL, *args])
+@pytest.mark.slow
+def test_the_demo_compares_all_policies() -> None:
+    result = ran("--demo")
     assert result.exit_code == 0, result.output
-    assert json.loads(result.output.splitlines()[0])["refused"] == 0
-
-
-def test_a_profile_with_an_unknown_number_names_it(tmp_path: Path) -> None:
-    profile = tmp_path / "engine.toml"
-    profile.write_text("prefill_speed = 1000\n")
-    result = RUNNER.invoke(app, ["simulate", *SMALL, "--profile", str(profile)])
-    assert (result.exit_code, "prefill_speed" in result.output) == (1, True)
-
-
-def test_a_file_that_cannot_be_written_is_said(tmp_path: Path) -> None:
-    args = ["--policy", "affinity", "--csv", str(tmp_path / "none" / "runs.csv")]
-    result = RUNNER.invoke(app, ["simulate", *SMALL, *args])
-    assert (result.exit_code, "No such file" in result.output) == (1, True)
-
-
-def test_the_demo_needs_nothing() -> None:
-    result = RUNNER.invoke(app, ["simulate", "--demo", "--jobs", "1"], env={"COLUMNS": "200"})
-    assert result.exit_code == 0, result.output
-    assert "system_prompts, 16 workers" in result.output
+    assert "3 seeds" in result.stdout and "sticky_until_saturated" in result.stdout

@@ -45,6 +45,7 @@ from pointsman.control.reload import Configuration, Reload, Watch, fingerprint
 from pointsman.control.store import StoreError
 from pointsman.control.sweep import Sweeper
 from pointsman.dialect.engines import SERVES
+from pointsman.dialect.reading import output_tokens_of
 from pointsman.domain.keys import Scope
 from pointsman.domain.registry import Registry
 from pointsman.domain.router import Router
@@ -66,6 +67,7 @@ from pointsman.observe.lines import Lines
 from pointsman.observe.logs import configure
 from pointsman.observe.metrics import Metrics
 from pointsman.observe.observers import Observers
+from pointsman.observe.recording import Recording
 from pointsman.observe.tracing import TracingUnavailable, open_tracing
 from pointsman.wire.body import parse_request
 
@@ -126,7 +128,9 @@ class Gateway:
         self._applications = parts.mounts(options)
         self.store = parts.store(options)
         self.registry = Registry(options.heartbeat_miss_limit, workers_max=options.workers_max)
-        self.router = Router(self.registry, parts.policy(options), RouteTable(), SERVES)
+        self._index = index = parts.prefix_index(options)
+        self.registry.on_leave.append(index.purge)
+        self.router = Router(self.registry, parts.policy(options, index), RouteTable(), SERVES)
         self.metrics = metrics(
             self._live_workers,
             (*options.paths, "/v1/models", ADMIN, *(mount.path for mount in options.mounts)),
@@ -135,6 +139,7 @@ class Gateway:
             known=self._knows,
         )
         self.metrics.lines_dropped = lambda: self._lines.dropped
+        self.metrics.prefix_blocks = lambda: len(index)
         self.decisions = Decisions(options.decisions_kept, time.time, monotonic)
         self.decisions.uses(self.router.policy)
         self._handoffs = Handoffs(draw_seed=lambda: secrets.randbits(63), wall=time.time)
@@ -179,6 +184,7 @@ class Gateway:
             mounts=self._mounts(),
             handoffs=self._handoffs,
             cascades=self._cascades,
+            keep_tails=bool(options.record_file),
             **self._plane_options(),
         )
         self.metrics.calls_dropped = lambda: self._plane.calls.dropped
@@ -274,6 +280,8 @@ class Gateway:
         self._deadlines.close()
         if self._access is not None:
             self._access.close()
+        if self._recording is not None:
+            await asyncio.to_thread(self._recording.close)
         if self._tracer is not None:
             await asyncio.to_thread(self._tracer.close, SPANS_S)
         self._save()
@@ -320,8 +328,22 @@ class Gateway:
             except TracingUnavailable as error:
                 raise ConfigError(str(error)) from error
             self.metrics.spans = self._tracer.outcomes
+        self._recording = recording = None
+        if options.record_file:
+            try:
+                self._recording = recording = Recording(
+                    Path(options.record_file),
+                    options.record_max_bytes,
+                    wall=time.time,
+                    now=monotonic,
+                    output_tokens=output_tokens_of,
+                )
+            except OSError as error:
+                raise ConfigError(f"gateway.record_file: {error}") from None
+            self.metrics.records_dropped = lambda: recording.dropped
         self._observers = Observers(
             self.metrics,
+            recording=self._recording,
             decisions=self.decisions if options.decisions_kept else None,
             access=self._access,
             tracer=self._tracer,
@@ -510,7 +532,7 @@ class Gateway:
         changed, restart = changed_options(self.config, wanted)
         policy = self.router.policy
         if {"route_policy", "affinity_load_factor", "tie_break"} & set(changed):
-            policy = parts.policy(wanted)
+            policy = parts.policy(wanted, self._index)
         rotations = [await asyncio.to_thread(each.prepare) for each in self._rotating]
         if self._keys:
             await asyncio.to_thread(self._keys[0].check)
@@ -534,6 +556,7 @@ class Gateway:
         if policy is not self.router.policy:
             self.router.policy = policy
             self.decisions.uses(policy)
+        self._index.set_limits(wanted.prefix_index_blocks_max, wanted.prefix_index_ttl_s)
         self._plane.set_options(**self._plane_options())
         self._set_handoffs()
         self._health.limits = self._plane.limits

@@ -1,219 +1,270 @@
-"""`pointsman simulate`: policies compared on modelled engines, before anybody's traffic depends on them.
+"""`pointsman simulate`: which policy would do best, before it serves anybody.
 
-Runs are independent, so they are spread over the processors. Results go to stdout, what is said of them to stderr.
+Results go to stdout, everything said about them to stderr. Runs are spread over processes here, and nowhere else; what
+needs Rich or matplotlib is imported when the command runs.
 """
 
-import csv
+import multiprocessing
 import os
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import fields
+from functools import partial
+from math import inf
 from pathlib import Path
 from random import Random
-from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
 
-import msgspec
 import typer
 
-from pointsman.cli_output import output
-from pointsman.domain.policy import POLICIES, PolicyOptions, make_policy
-
 if TYPE_CHECKING:
-    from pointsman.simulate.experiment import Experiment
-    from pointsman.simulate.measures import Measures
+    from pointsman.domain.policy import PolicyOptions
+    from pointsman.simulate.compare import Combination, Experiment, Result
+    from pointsman.simulate.recorded import Recording
 
 __all__ = ["simulate_command"]
 
-Result = TypeVar("Result")
-
 FAILED = 1
-SHOWN = ("goodput", "good", "ttft_p50", "ttft_p95", "tpot_p95", "hit_rate", "imbalance")
-TIMES = ("ttft", "tpot", "e2e")
-DEMO_REQUESTS = 2000
+DEMO = "sessions:prefixes=40,prefix=lognormal/3000/0.6,turns=geometric/4,think_s=exponential/2"
+DEMO_REQUESTS = 1500
+DEMO_WORKERS = 4
+DEMO_SEEDS = 3
+DEMO_LOADS = (12.0, 16.0, 20.0)
+
+OTHERWISE = {"load_factor": "affinity_load_factor"}
+"""What an option of policies is called in a configuration, where that is something else."""
+
+Runs: TypeAlias = "Callable[[Experiment, Sequence[Combination]], list[Result]]"
 
 
 def simulate_command(
+    recorded: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[RECORDED]", dir_okay=False, help="With --what-if: the gateway's record_file."
+        ),
+    ] = None,
     policy: Annotated[
-        list[str] | None,
-        typer.Option(help="A policy; may be given several times. [default: all that there are]"),
+        list[str] | None, typer.Option(help="A policy; repeatable. [default: all]")
     ] = None,
     workload: Annotated[
         str,
         typer.Option(
-            help="agents, bursts, conversations, documents, system_prompts, or a trace: "
-            "a .jsonl of Mooncake's or a .csv of Azure's, maybe .gz."
+            help="poisson, bursty, sessions, shared, agents or rag, maybe with :key=value,...; or a FILE: a trace of "
+            "Mooncake or Azure, or a recording. docs/simulator.md"
         ),
-    ] = "conversations",
-    workers: Annotated[int, typer.Option(min=1, max=4096, help="Engines.")] = 16,
-    rate: Annotated[
-        list[float] | None,
+    ] = "sessions",
+    workers: Annotated[int | None, typer.Option(min=1, help="Engines. [default: 16]")] = None,
+    load: Annotated[
+        list[str] | None,
         typer.Option(
-            min=0.001,
-            help="Requests per second; may be given several times. "
-            "[default: a trace's own, else 1 for each worker]",
+            help="Requests per second, of a file a multiple of its own rate; repeatable; or `knee`: the highest load "
+            "at which 95 % meet --slo. [default: 1 per worker, of a file 1]"
         ),
     ] = None,
-    knee: Annotated[
-        bool, typer.Option("--knee", help="Find the highest rate at which 95% keep to --slo.")
-    ] = False,
-    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Runs of each, for intervals.")] = 3,
-    requests: Annotated[
-        int, typer.Option(min=10, help="Requests of a run; a trace has its own number.")
-    ] = 5000,
-    slo: Annotated[str, typer.Option(help="What counts as good.")] = "ttft=2s,tpot=50ms",
-    gateways: Annotated[int, typer.Option(min=1, help="Gateways that do not see each other.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each policy at each load.")] = 3,
+    slo: Annotated[str, typer.Option(help="What a good answer is.")] = "ttft=2s,tpot=50ms",
     profile: Annotated[
-        Path | None,
-        typer.Option(dir_okay=False, exists=True, help="A TOML file with an engine's numbers."),
+        str, typer.Option(help="The engine: key=value,... or a TOML file. [default: a large one]")
+    ] = "",
+    gateways: Annotated[int, typer.Option(min=1, help="Each with a view of its own.")] = 1,
+    requests: Annotated[int, typer.Option(min=1, help="Of a run.")] = 2000,
+    csv: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Write every figure here.")
     ] = None,
-    csv_file: Annotated[
-        Path | None, typer.Option("--csv", dir_okay=False, help="Write every run there.")
+    plot: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="FILE.svg or FILE.png: extra `plot`.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Every run as a line of JSON.")] = False,
-    jobs: Annotated[
-        int, typer.Option(min=1, help="Processes.", show_default="one per processor")
-    ] = os.cpu_count() or 1,
+    json: Annotated[bool, typer.Option("--json", help="Rows as JSON, and no table.")] = False,
+    jobs: Annotated[int, typer.Option(min=0, help="Processes; 0: one for each core.")] = 0,
     demo: Annotated[
-        bool, typer.Option("--demo", help="A short comparison on generated traffic.")
+        bool,
+        typer.Option("--demo", help="Compare all policies on drawn sessions, in under a minute."),
     ] = False,
+    what_if: Annotated[
+        Path | None,
+        typer.Option(
+            dir_okay=False,
+            metavar="CONFIG",
+            help="What this configuration would have done to RECORDED traffic.",
+        ),
+    ] = None,
 ) -> None:
-    """Compare policies: the gateway's own routing code, modelled engines, a virtual clock."""
-    from pointsman.simulate.experiment import Experiment, run_once, traffic
-    from pointsman.simulate.measures import parse_level
-    from pointsman.simulate.profile import EngineProfile
-    from pointsman.simulate.traces import TraceError
+    """Compare policies on a simulated fleet: the gateway's own routing, before modelled engines."""
+    from pointsman.cli_output import output
+    from pointsman.domain.policy import POLICIES, PolicyOptions
+    from pointsman.simulate.compare import Experiment, Row, Source, combinations, rows
+    from pointsman.simulate.measures import ServiceLevel, means_of
+    from pointsman.simulate.plot import check_plot, draw
+    from pointsman.simulate.recorded import read_recording
+    from pointsman.simulate.report import json_of, table, write_csv
+    from pointsman.simulate.sources import measured, profile_of, source_of
 
-    if knee and csv_file is not None:
-        raise typer.BadParameter("--knee has no runs to write into --csv")
-    names = policy or sorted(POLICIES)
-    if demo:
-        workload, seeds, requests = "system_prompts", 2, DEMO_REQUESTS
-    try:
-        for name in names:
-            make_policy(name, PolicyOptions(), Random(0))
-        level = parse_level(slo)
-        engine = (
-            msgspec.toml.decode(profile.read_bytes(), type=EngineProfile)
-            if profile
-            else EngineProfile()
-        )
-        asked = traffic(workload)
-    except (ValueError, TraceError, OSError) as error:
-        typer.echo(f"pointsman simulate: {error}", err=True)
-        raise typer.Exit(FAILED) from None
-    experiments = [
-        Experiment(
-            policy=name,
-            traffic=asked,
-            rate=each,
-            workers=workers,
-            requests=requests,
-            seed=seed,
-            gateways=gateways,
-            level=level,
-            profile=engine,
-        )
-        for each in rate or [asked.rate or float(workers)]
-        for name in names
-        for seed in range(seeds)
-    ]
-    if knee:
-        _show_knees(experiments, jobs, as_json=as_json)
-        return
-    runs = list(zip(experiments, _spread(run_once, experiments, jobs), strict=True))
-    if csv_file is not None:
-        _write(csv_file, runs)
-    if as_json:
-        for experiment, measures in runs:
-            line = {**_named(experiment), **msgspec.to_builtins(measures)}
-            typer.echo(msgspec.json.encode(line).decode())
-    else:
-        _show(runs)
-
-
-def _spread(
-    work: "Callable[[Experiment], Result]", experiments: "Sequence[Experiment]", jobs: int
-) -> "list[Result]":
-    if jobs == 1 or len(experiments) == 1:
-        return [work(each) for each in experiments]
-    with ProcessPoolExecutor(min(jobs, len(experiments))) as pool:
-        return list(pool.map(work, experiments))
-
-
-def _show_knees(experiments: "Sequence[Experiment]", jobs: int, *, as_json: bool) -> None:
-    from rich.table import Table
-
-    from pointsman.simulate.experiment import find_knee
-    from pointsman.simulate.measures import estimate
-
-    found = _spread(find_knee, experiments, jobs)
-    table = Table("policy", "knee, requests/s", title=f"{experiments[0].traffic.name}, the knee")
-    for name in dict.fromkeys(each.policy for each in experiments):
-        of = [at for each, at in zip(experiments, found, strict=True) if each.policy == name]
-        mean = estimate(of)
-        if as_json:
-            line = {"policy": name, "knee": mean.mean, "half": mean.half, "seeds": len(of)}
-            typer.echo(msgspec.json.encode(line).decode())
-        table.add_row(name, f"{mean.mean:.2f} ± {mean.half:.2f}")
-    if not as_json:
-        output().print(table)
-
-
-def _show(runs: "Sequence[tuple[Experiment, Measures]]") -> None:
-    from rich.table import Table
-
-    from pointsman.simulate.measures import estimate
-
+    if (what_if is None) != (recorded is None):
+        raise typer.BadParameter("--what-if CONFIG and RECORDED are given together")
     console = output()
-    for rate in dict.fromkeys(experiment.rate for experiment, _ in runs):
-        of_rate = [run for run in runs if run[0].rate == rate]
-        first = of_rate[0][0]
-        table = Table(title=f"{first.traffic.name}, {first.workers} workers, {rate:g} requests/s")
-        table.add_column("policy", no_wrap=True)
-        for name in SHOWN:
-            table.add_column(name.replace("_", " "), justify="right", no_wrap=True)
-        by_policy = {
-            name: [measures for experiment, measures in of_rate if experiment.policy == name]
-            for name in dict.fromkeys(experiment.policy for experiment, _ in of_rate)
-        }
-        for name, found in sorted(
-            by_policy.items(), key=lambda each: -fmean([run.goodput for run in each[1]])
-        ):
-            cells = []
-            for column in SHOWN:
-                value = estimate([getattr(each, column) for each in found])
-                cells.append(_cell(column, value.mean, value.half))
-            table.add_row(name, *cells)
-        console.print(table)
-    console.print(
-        f"{len(runs)} runs of {runs[0][1].requests} judged requests; ± is the 95% interval."
-    )
-
-
-def _cell(column: str, mean: float, half: float) -> str:
-    if column.startswith(TIMES):
-        return f"{mean * 1000:.0f} ms" if mean < 1 else f"{mean:.3g} s"
-    if column in ("good", "hit_rate"):
-        return f"{mean:.1%}"
-    return f"{mean:.2f} ±{half:.2f}" if column == "goodput" and half else f"{mean:.2f}"
-
-
-def _named(experiment: "Experiment") -> dict[str, object]:
-    return {
-        "policy": experiment.policy,
-        "traffic": experiment.traffic.name,
-        **{name: getattr(experiment, name) for name in ("rate", "workers", "gateways", "seed")},
-    }
-
-
-def _write(path: Path, runs: "Sequence[tuple[Experiment, Measures]]") -> None:
     try:
-        with path.open("w", newline="") as file:
-            lines = [{**_named(each), **msgspec.to_builtins(measures)} for each, measures in runs]
-            writer = csv.DictWriter(file, lines[0])
-            writer.writeheader()
-            writer.writerows(lines)
+        # All that can be wrong without a simulation comes before it.
+        if plot is not None:
+            check_plot(plot)
+        level = _named("slo", ServiceLevel.parse, slo)
+        engine = profile_of(profile)
+        names = policy or sorted(POLICIES)
+        options = PolicyOptions()
+        known: list[Row] = []
+        if demo:
+            workload, requests, seeds = DEMO, DEMO_REQUESTS, DEMO_SEEDS
+            workers, load = workers or DEMO_WORKERS, load or [f"{each:g}" for each in DEMO_LOADS]
+        if what_if is not None and recorded is not None:
+            configured, options = _configured(what_if)
+            names = [*dict.fromkeys([configured, *(policy or ())])]
+            with recorded.open("rb") as lines:
+                recording = read_recording(lines)
+            if not recording.requests:
+                raise ValueError(f"{recorded}: no request was recorded")
+            source = Source(path=str(recorded), kind="recorded")
+            workers = workers or max(len(recording.workers), 1)
+            requests = len(recording.requests)
+            seeds = 1
+            known.append(Row("(recorded)", 1.0, 1, means_of([measured(recording, level)])))
+            if not json:
+                for name in names:
+                    console.print(_again(recording, name, options), highlight=False, markup=False)
+        else:
+            source = source_of(workload)
+        for name in names:
+            _check_policy(name, options)
+        fleet = workers or 16
+        experiment = Experiment(
+            source=source,
+            level=level,
+            requests=requests,
+            workers=fleet,
+            gateways=gateways,
+            profile=engine,
+            options=options,
+            timelines=plot is not None,
+        )
+        unit = "requests/s" if source.recipe is not None else "times its own rate"
+        loads, find = _loads(load, float(fleet) if source.recipe is not None else 1.0)
+        with _spread(jobs) as runs:
+            if find:
+                results = []
+                for name in names:
+                    results += _at_the_knee(experiment, name, loads[0], seeds, runs)
+            else:
+                results = runs(experiment, combinations(names, loads, seeds))
+        made = [*known, *rows(results)]
+        if json:
+            typer.echo(json_of(made).decode())
+        else:
+            title = (
+                f"{recorded or workload} on {fleet} workers, {gateways} "
+                f"gateway{'s' * (gateways > 1)}, {seeds} seeds; load: {unit}; good: {slo}"
+            )
+            console.print(table(made, title))
+        if csv is not None:
+            with csv.open("w", encoding="utf-8", newline="") as target:
+                write_csv(made, target)
+        if plot is not None:
+            draw(rows(results), results, plot, unit=unit)
+    except ValueError as error:
+        typer.echo(f"pointsman: {error}", err=True)
+        raise typer.Exit(FAILED) from None
     except OSError as error:
-        typer.echo(f"pointsman simulate: {path}: {error.strerror}", err=True)
-        sys.exit(FAILED)
+        typer.echo(f"pointsman: {error.filename}: {error.strerror}", err=True)
+        raise typer.Exit(FAILED) from None
+
+
+Read = TypeVar("Read")
+
+
+def _named(name: str, read: Callable[[str], Read], text: str) -> Read:
+    try:
+        return read(text)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def _check_policy(name: str, options: "PolicyOptions") -> None:
+    from pointsman.domain.policy import make_policy
+
+    _named("policy", lambda name: make_policy(name, options, Random(0)), name)
+
+
+def _loads(texts: list[str] | None, default: float) -> tuple[list[float], bool]:
+    """Return the loads, and whether the knee is looked for, beginning at the first one."""
+    loads = []
+    for text in texts or ():
+        if text == "knee":
+            continue
+        try:
+            loads.append(float(text))
+        except ValueError:
+            raise ValueError(f"load: {text!r} is neither a number nor knee") from None
+        if not 0 < loads[-1] < inf:
+            raise ValueError(f"load: {text!r} is not more than 0")
+    return loads or [default], "knee" in (texts or ())
+
+
+def _at_the_knee(
+    experiment: "Experiment", policy: str, first: float, seeds: int, runs: Runs
+) -> "list[Result]":
+    """Return the runs of a policy at its knee, none where there is no load that it can take."""
+    from pointsman.simulate.compare import combinations
+    from pointsman.simulate.knee import find_knee
+
+    made: dict[float, list[Result]] = {}
+
+    def share(load: float) -> float:
+        results = made[load] = runs(experiment, combinations([policy], [load], seeds))
+        return sum([each.measures.good for each in results]) / len(results)
+
+    return made.get(find_knee(share, first).load, [])
+
+
+@contextmanager
+def _spread(jobs: int) -> Iterator[Runs]:
+    """Yield what makes runs, in so many processes; 0 for one for each core."""
+    from pointsman.simulate.compare import run
+
+    count = jobs or os.cpu_count() or 1
+    if count == 1:
+        yield lambda experiment, which: [run(experiment, each) for each in which]
+        return
+    # A fork would copy the threads' locks, and a spawned process imports everything again: half a second, once.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(count, mp_context=context) as pool:
+        try:
+            yield lambda experiment, which: list(pool.map(partial(run, experiment), which))
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _configured(path: Path) -> "tuple[str, PolicyOptions]":
+    """Return the policy of a configuration file and its options."""
+    from pointsman.config import ConfigError, load
+    from pointsman.domain.policy import PolicyOptions
+
+    try:
+        # Nothing listens here, so it does not matter that a gateway would be open to the world.
+        gateway = load(path, ["gateway.listen=127.0.0.1:8080"], {}).gateway
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    values = {
+        each.name: getattr(gateway, OTHERWISE.get(each.name, each.name))
+        for each in fields(PolicyOptions)
+        if hasattr(gateway, OTHERWISE.get(each.name, each.name))
+    }
+    return gateway.route_policy, PolicyOptions(**values)
+
+
+def _again(recording: "Recording", name: str, options: "PolicyOptions") -> str:
+    """Return in one line how a policy would have decided where another one did."""
+    from pointsman.domain.policy import make_policy
+    from pointsman.simulate.recorded import replay
+
+    picks = [each.same for each in replay(recording, make_policy(name, options, Random(0)))]
+    total = sum([len(each.picks) for each in recording.requests])
+    return f"{name} decides {sum(picks)} of {len(picks)} recorded decisions alike ({total - len(picks)} have no loads)"

@@ -34,6 +34,7 @@ from pointsman.control.store import Store, StoreError
 from pointsman.domain.acceptor import Acceptor, acceptor_from_json
 from pointsman.domain.keys import ANONYMOUS, Keyring, Principal, Scope
 from pointsman.domain.policy import Policy, PolicyOptions, make_policy
+from pointsman.domain.prefix_index import PrefixIndex
 from pointsman.domain.worker import Worker
 from pointsman.errors import BadRequest, BadRule
 from pointsman.net.limits import DownstreamLimits, UpstreamLimits
@@ -48,6 +49,7 @@ __all__ = [
     "mounts",
     "permit_key",
     "policy",
+    "prefix_index",
     "static_worker",
     "store",
     "tokenizers",
@@ -163,14 +165,25 @@ def mounts(options: GatewayConfig) -> list[Application]:
         raise ConfigError(f"gateway.mounts: {error}") from error
 
 
-def policy(options: GatewayConfig) -> Policy:
-    """Return the policy. Equal options make equal policies but for the salt, which is the process's own."""
+def prefix_index(options: GatewayConfig) -> PrefixIndex:
+    """Return the empty index of what workers have cached, for every policy of this process."""
+    return PrefixIndex(options.prefix_index_blocks_max, options.prefix_index_ttl_s)
+
+
+def policy(options: GatewayConfig, index: PrefixIndex) -> Policy:
+    """Return the policy, which asks `index` if it asks one.
+
+    Equal options make equal policies but for the salt, which is the process's own.
+    """
     salt = f"{socket.gethostname()} {os.getpid()}".encode()
     try:
         return make_policy(
             options.route_policy,
             PolicyOptions(
-                load_factor=options.affinity_load_factor, tie_break=options.tie_break, salt=salt
+                load_factor=options.affinity_load_factor,
+                tie_break=options.tie_break,
+                salt=salt,
+                prefix_index=index,
             ),
             random.Random(),
         )

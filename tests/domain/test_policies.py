@@ -11,8 +11,14 @@ import pointsman.domain.policy
 from pointsman.domain.ledger import Lease
 from pointsman.domain.policy import POLICIES, Policy, PolicyOptions, RandomSource, make_policy
 from pointsman.domain.policy.affinity import SPARE, TUPLES, Affinity
+from pointsman.domain.policy.cache_aware import CacheAware
+from pointsman.domain.policy.kv_cost import KvCost
 from pointsman.domain.policy.least_outstanding import LeastOutstanding
+from pointsman.domain.policy.least_tokens import LeastTokens
+from pointsman.domain.policy.peak_ewma import PeakEwma
 from pointsman.domain.policy.power_of_two import PowerOfTwo
+from pointsman.domain.policy.prefix_hash import PrefixHash
+from pointsman.domain.policy.sticky_until_saturated import StickyUntilSaturated
 from pointsman.domain.policy.weighted import GENERATION, Weighted
 from pointsman.domain.request import InferenceRequest
 from pointsman.domain.ring import Ring, hash64
@@ -376,8 +382,14 @@ def test_every_policy_is_made_by_name() -> None:
     kinds = {name: type(make_policy(name, PolicyOptions(), Random(1))) for name in POLICIES}
     assert kinds == {
         "affinity": Affinity,
+        "cache_aware": CacheAware,
+        "kv_cost": KvCost,
         "least_outstanding": LeastOutstanding,
+        "least_tokens": LeastTokens,
+        "peak_ewma": PeakEwma,
         "power_of_two": PowerOfTwo,
+        "prefix_hash": PrefixHash,
+        "sticky_until_saturated": StickyUntilSaturated,
         "weighted": Weighted,
     }
 

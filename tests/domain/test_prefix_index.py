@@ -237,8 +237,29 @@ def test_a_clock_that_goes_back_makes_nothing_older() -> None:
 
 @pytest.mark.parametrize("bad", [(0, 1.0, 1.0), (1, 0.0, 1.0), (1, 1.0, 0.0), (-1, 1.0, 1.0)])
 def test_limits_that_make_no_sense_are_refused(bad: tuple[int, float, float]) -> None:
-    with pytest.raises(ValueError, match="at least 1"):
+    with pytest.raises(ValueError, match="must be a"):
         PrefixIndex(bad[0], bad[1], speculative_s=bad[2])
+
+
+def test_new_limits_hold_from_the_next_insertion_on() -> None:
+    a = worker("a")
+    index = PrefixIndex(1000, 1000.0)
+    index.insert(a, chain("one"), 0.0)
+    index.set_limits(1000, 10.0)
+    index.insert(a, chain("two"), 11.0)
+    assert found(index, "one", [a]) == {}
+    index.set_limits(2, 10.0)
+    index.insert(a, chain("sum"), 12.0)
+    assert len(index) <= 2
+    with pytest.raises(ValueError, match="at least 1"):
+        index.set_limits(0, 10.0)
+
+
+def test_the_weight_of_a_listed_worker_is_no_limit_to_what_it_has() -> None:
+    listed = Worker("a", model="m", http_address="h:1", static=True, kv_total_blocks=1)
+    index = PrefixIndex(1000, 1000.0)
+    index.insert(listed, chain("one"), 0.0)
+    assert found(index, "one", [listed]) == {"a": 3}
 
 
 # ------------------------------------------------------------------ who is gone

@@ -263,6 +263,21 @@ def test_listeners_see_the_finished_change() -> None:
     assert seen == ["a", "ab", "ab", "ab", "a"]
 
 
+def test_a_listener_that_fails_keeps_nobody_from_hearing_of_anybody() -> None:
+    def fails(worker: Worker) -> None:
+        raise RuntimeError(worker.id)
+
+    registry = Registry()
+    registry.on_leave.append(fails)
+    log = Log(registry)
+    for worker_id in "ab":
+        registry.beat(report(worker_id), 0.0)
+    with pytest.raises(RuntimeError):
+        registry.expire(6.0)
+    assert log.lines[2:] == ["leave a", "leave b"]
+    assert registry.next_expiry == math.inf
+
+
 def test_workers_that_leave_together_leave_in_the_order_of_their_ids() -> None:
     registry = Registry()
     log = Log(registry)

@@ -339,6 +339,24 @@ async def test_o06_nobody_notices_reload_after_reload_under_load(source: Path) -
     assert all(origin.requests for origin in origins)
 
 
+async def test_what_workers_have_cached_outlives_the_policy_that_was_told(source: Path) -> None:
+    async with Origin() as origin:
+        written(source, {"a": origin.address, "b": origin.address}, route_policy="kv_cost")
+        async with configured(source) as gateway, Client(gateway.address) as client:
+            prompt = {"model": "m", "messages": [{"role": "user", "content": 2048 * "x"}]}
+            for policy in ("kv_cost", "cache_aware", "sticky_until_saturated"):
+                written(source, {"a": origin.address, "b": origin.address}, route_policy=policy)
+                await reloaded(client)
+                assert (await client.ask(post(prompt))).status == 200
+            assert counted(gateway, "tl_gateway_prefix_index_blocks") > 0
+            written(source, {"c": origin.address}, route_policy="least_outstanding")
+            await reloaded(client)
+            assert counted(gateway, "tl_gateway_prefix_index_blocks") == 0
+            attempts = [each.attempts[0] for each in reversed(gateway.decisions.find())]
+            assert [each.policy_reason for each in attempts] == ["load", "affinity", "affinity"]
+            assert len({each.worker_id for each in attempts}) == 1
+
+
 # ------------------------------------------------------------------ what a bad file changes: nothing
 
 GOOD = "max_attempts = 9\n"

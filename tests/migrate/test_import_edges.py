@@ -241,7 +241,7 @@ def test_of_prefill_and_decode_the_policy_is_that_of_decode(tmp_path: Path) -> N
     words = "--policy cache_aware --decode-policy power_of_two --decode http://a:1"
     apart = f"--pd-disaggregation --model m {words}"
     assert flags(tmp_path, "sglang-router", apart)[0].route_policy == "power_of_two"
-    assert flags(tmp_path, "sglang-router", words)[0].route_policy == "affinity"
+    assert flags(tmp_path, "sglang-router", words)[0].route_policy == "cache_aware"
 
 
 def test_a_policy_that_is_not_known_is_a_note(tmp_path: Path) -> None:

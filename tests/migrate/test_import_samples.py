@@ -137,7 +137,7 @@ def test_smg_in_kubernetes_becomes_a_source_of_pods(tmp_path: Path) -> None:
     assert [(each.model, each.aliases) for each in gateway.routes] == [
         ("meta-llama/Llama-3.1-8B-Instruct", ("chat",))
     ]
-    assert (gateway.keys_file, gateway.route_policy) == ("keys.jsonl", "least_outstanding")
+    assert (gateway.keys_file, gateway.route_policy) == ("keys.jsonl", "least_tokens")
     assert gateway.gap_timeout_s == 45
     assert noted(done) == [
         *("--tenant-api-key", "--policy", "--enable-mesh", "--mesh-port", "--mesh-peer-urls"),

@@ -435,6 +435,8 @@ def test_what_others_know_is_asked_on_a_scrape() -> None:
     metrics = Metrics(nobody, PATHS, drained=lambda: drained)
     drained |= {"a", "b"}
     metrics.lines_dropped = lambda: 7
+    metrics.records_dropped = lambda: 8
+    metrics.prefix_blocks = lambda: 9
     metrics.spans = lambda: {"sent": 3, "failed": 1}
     metrics.calls_dropped = lambda: {"required": 0, "optional": 5}
     metrics.engine_drained(worked=True)
@@ -442,6 +444,8 @@ def test_what_others_know_is_asked_on_a_scrape() -> None:
     metrics.engine_drained(worked=False)
     assert value(metrics, "tl_gateway_drained_models") == 2
     assert value(metrics, "tl_gateway_log_lines_dropped_total") == 7
+    assert value(metrics, "tl_gateway_records_dropped_total") == 8
+    assert value(metrics, "tl_gateway_prefix_index_blocks") == 9
     assert value(metrics, "tl_gateway_spans_total", outcome="sent") == 3
     assert value(metrics, "tl_gateway_calls_dropped_total", kind="required") == 0
     assert value(metrics, "tl_gateway_calls_dropped_total", kind="optional") == 5

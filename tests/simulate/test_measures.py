@@ -1,95 +1,150 @@
-"""Quantiles, service levels, intervals and knees."""
+"""Figures of runs: each as its definition says, on runs that can be worked out by hand."""
 
-import math
+from math import inf, isnan, nan
 
 import pytest
 
-from pointsman.simulate.knee import knee
+from pointsman.simulate.knee import DOUBLINGS, find_knee
 from pointsman.simulate.measures import (
-    Estimate,
+    Mean,
     ServiceLevel,
-    estimate,
+    mean_of,
+    means_of,
     measure,
-    parse_level,
     quantile,
+    timeline,
 )
-from pointsman.simulate.outcome import Outcome
+from pointsman.simulate.outcome import Outcome, WorkerOutcome
+
+Line = tuple[float, float, float, float]
 
 
-def outcome(count: int = 100) -> Outcome:
-    """Requests one second apart; the later, the slower."""
-    made = Outcome(2)
-    for number in reversed(range(count)):
-        made.at.append(float(number))
-        made.ttft.append(number / 100)
-        made.tpot.append(0.01)
-        made.e2e.append(1.0)
-        made.prompt.append(100)
-        made.output.append(10)
-        made.cached.append(25)
-        made.worker.append(0)
-        made.attempts.append(2 if number == 50 else 1)
-    made.busy_s = [30.0, 10.0]
+def outcome(*lines: Line, busy: tuple[float, ...] = (3.0, 1.0)) -> Outcome:
+    """Return a run of requests that came at, and took until the first token, between two, and in all."""
+    made = Outcome(workers=[WorkerOutcome(f"w{n}", busy_s=each) for n, each in enumerate(busy)])
+    for at, ttft, tpot, e2e in lines:
+        index = made.begin(at, prompt=100, output=2, gateway=0)
+        made.ttft[index], made.tpot[index], made.e2e[index] = ttft, tpot, e2e
+        made.attempts[index] = 1
+        made.worker[index] = index % len(busy)
+        if not isnan(e2e):
+            made.ended_at = max(made.ended_at, at + e2e)
     return made
 
 
-def test_the_first_tenth_is_not_judged_and_the_rest_is_by_when_it_came() -> None:
-    found = measure(outcome(), ServiceLevel(ttft=0.5))
-    assert (found.requests, found.migrations, found.hit_rate) == (90, 1, 0.25)
-    assert (found.ttft_p50, found.ttft_p99) == (0.54, 0.99)
-    assert found.good == pytest.approx(41 / 90)
-    assert found.goodput == pytest.approx(41 / 89)
-    assert found.imbalance == 1.5
+def test_a_good_answer_keeps_every_limit() -> None:
+    made = outcome(
+        (0.0, 1.0, 0.05, 2.0),
+        (1.0, 2.1, 0.05, 3.0),
+        (2.0, 1.0, 0.06, 2.0),
+        (3.0, 1.0, nan, 1.0),
+        (4.0, 1.0, 0.01, nan),
+    )
+    level = ServiceLevel(ttft=2.0, tpot=0.05)
+    assert [level.met(made, index) for index in range(5)] == [True, False, False, True, False]
+    assert [ServiceLevel(e2e=1.5).met(made, index) for index in range(5)] == [
+        *(False, False, False),
+        *(True, False),
+    ]
+    seen = measure(made, level)
+    assert (seen.requests, seen.failed, seen.good, seen.goodput) == (5, 1, 0.4, 0.5)
+    # 2 workers for 4 seconds, and 2 good requests.
+    assert seen.cost == 1000 * 2 * 4 / 2
 
 
-def test_who_was_refused_was_not_served_well() -> None:
-    made = outcome()
-    made.refused = 90
-    found = measure(made, ServiceLevel())
-    assert (found.good, found.refused) == (0.5, 90)
-    nothing = measure(Outcome(1), ServiceLevel())
-    assert (nothing.good, nothing.goodput, nothing.hit_rate, nothing.imbalance) == (0, 0, 0, 1)
+def test_shares_balance_and_moves() -> None:
+    made = outcome((0.0, 1.0, 0.1, 2.0), (2.0, 3.0, 0.3, 6.0))
+    made.cached[0] = 50
+    made.attempts[1] = 3
+    seen = measure(made, ServiceLevel())
+    assert (seen.hit_rate, seen.imbalance, seen.variation, seen.migrations) == (0.25, 1.5, 0.5, 2)
+    assert seen.ttft_p50 == 2.0 and seen.e2e_p90 == pytest.approx(5.6)
+    assert seen.tpot_p99 == pytest.approx(0.298)
+
+
+def test_the_first_part_of_a_run_can_be_left_out() -> None:
+    made = outcome(*[(float(at), 9.0 if at < 2 else 1.0, nan, 9.0) for at in range(11)])
+    level = ServiceLevel(ttft=2.0)
+    assert measure(made, level).good == pytest.approx(9 / 11)
+    seen = measure(made, level, skip=0.2)
+    assert (seen.requests, seen.good, seen.ttft_p99) == (9, 1.0, 1.0)
+    assert seen.goodput == pytest.approx(9 / 8)
+
+
+def test_nothing_is_no_figure() -> None:
+    seen = measure(Outcome(), ServiceLevel())
+    assert (seen.requests, seen.cost) == (0, inf)
+    assert (
+        isnan(seen.good) and isnan(seen.goodput) and isnan(seen.imbalance) and isnan(seen.ttft_p50)
+    )
+    # All at once: what was good came in the time until all was over.
+    assert measure(outcome((0.0, 1.0, nan, 2.0)), ServiceLevel()).goodput == 0.5
 
 
 @pytest.mark.parametrize(
-    ("text", "word"),
-    [("ttft=2", "ttft=2"), ("speed=2s", "'speed'"), ("ttft=fast", "ttft=fast"), ("", "''"),
-     ("ttft=-1s", "ttft=-1s"), ("e2e=1s,tpot=", "tpot=")],
-)  # fmt: skip
-def test_a_service_level_that_is_none_names_the_part(text: str, word: str) -> None:
-    with pytest.raises(ValueError, match=word):
-        parse_level(text)
+    ("values", "q", "value"), [((), 0.5, nan), ((3.0,), 0.99, 3.0), ((1.0, 3.0), 1.0, 3.0)]
+)
+def test_quantiles_of_few(values: tuple[float, ...], q: float, value: float) -> None:
+    assert quantile(values, q) == pytest.approx(value, nan_ok=True)
 
 
-def test_service_levels_are_read_in_their_units() -> None:
-    assert parse_level(" e2e=10s , tpot=500us") == ServiceLevel(math.inf, 0.0005, 10.0)
+def test_the_interval_of_a_mean_is_that_of_student() -> None:
+    # From a table: t(0.975) is 2.262 for 9 degrees of freedom, 2.086 for 20, 2.000 for 60.
+    for count, t in ((10, 2.262), (21, 2.086), (61, 2.000)):
+        values = [float(each % 2) for each in range(count)]
+        mean = sum(values) / count
+        deviation = (sum((each - mean) ** 2 for each in values) / (count - 1)) ** 0.5
+        assert mean_of(values).margin == pytest.approx(t * deviation / count**0.5, rel=5e-4)
+    assert mean_of([5.0]).mean == 5.0 and isnan(mean_of([5.0]).margin)
+    assert mean_of([inf, 1.0]).mean == inf and isnan(mean_of([inf, 1.0]).margin)
+    made = [measure(outcome((0.0, ttft, nan, 2.0)), ServiceLevel()) for ttft in (1.0, 3.0)]
+    assert means_of(made)["ttft_p50"] == pytest.approx(Mean(2.0, 12.706))
 
 
-def test_a_quantile_is_a_value_that_was_measured() -> None:
-    values = [float(number) for number in range(1, 101)]
-    assert [quantile(values, share) for share in (0.0, 0.5, 0.95, 1.0)] == [1, 50, 95, 100]
-    assert quantile([], 0.5) == 0.0
+def test_a_timeline_counts_who_is_there() -> None:
+    made = outcome(
+        (0.0, 1.0, nan, 4.0), (2.0, 1.0, nan, 1.0), (3.0, 1.0, nan, 1.0), (1.0, nan, nan, nan)
+    )
+    assert timeline(made, 4) == [[1, 1, 1, 2], [0, 0, 1, 1]]
+    assert timeline(Outcome(workers=[WorkerOutcome("a")]), 2) == [[0, 0]]
 
 
-def test_intervals_are_those_of_student_and_a_single_run_has_none() -> None:
-    assert estimate([5.0]) == Estimate(5.0, 0.0)
-    assert estimate([4.0, 6.0]).half == pytest.approx(12.706)
-    assert estimate([1.0, 3.0] * 50).half == pytest.approx(1.96 * 1.00504 / 10, rel=1e-4)
+@pytest.mark.parametrize(
+    ("text", "level"),
+    [
+        ("ttft=2s,tpot=50ms", ServiceLevel(2.0, 0.05)),
+        ("e2e=30", ServiceLevel(e2e=30.0)),
+        (" ttft=0.5s , e2e=1s", ServiceLevel(ttft=0.5, e2e=1.0)),
+    ],
+)
+def test_a_service_level_is_read(text: str, level: ServiceLevel) -> None:
+    assert ServiceLevel.parse(text) == level
 
 
-@pytest.mark.parametrize("at", [0.3, 7.0, 7.9, 900.0])
-def test_a_knee_is_found_from_either_side(at: float) -> None:
-    tried: list[float] = []
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("ttf=2s", "there is no 'ttf', did you mean ttft?"),
+        ("", "there is no '', there are e2e, tpot, ttft"),
+        ("ttft=2m", "ttft: '2m' is no time such as 2s or 50ms"),
+        ("ttft=fast", "ttft: 'fast' is no time such as 2s or 50ms"),
+        ("ttft=0", "ttft: '0' is not more than 0"),
+        ("ttft=inf", "ttft: 'inf' is not more than 0"),
+    ],
+)
+def test_a_service_level_that_is_none_is_told(text: str, error: str) -> None:
+    with pytest.raises(ValueError) as raised:
+        ServiceLevel.parse(text)
+    assert str(raised.value) == error
 
-    def good(rate: float) -> float:
-        tried.append(rate)
-        return 0.99 if rate <= at else 0.5
 
-    found = knee(good, 8.0)
-    assert found <= at <= found * 1.02
-    assert len(tried) < 20
+@pytest.mark.parametrize("first", [0.01, 1.0, 13.0, 500.0])
+def test_the_knee_is_found_from_anywhere(first: float) -> None:
+    knee = find_knee(lambda load: 0.95 if load <= 13 else 0.94, first)
+    assert 13 / 1.02 <= knee.load <= 13 < knee.above <= 13 * 1.02
 
 
-def test_no_knee_is_made_up() -> None:
-    assert knee(lambda rate: 0.5, 8.0) == 0.0
-    assert knee(lambda rate: 1.0, 8.0) == 8.0 * 2**11
+def test_no_knee_is_told() -> None:
+    assert find_knee(lambda load: 1.0, 1.0).above == inf
+    nothing = find_knee(lambda load: 0.0, 1.0)
+    assert nothing.load == 0.0 and nothing.tried == DOUBLINGS + 1

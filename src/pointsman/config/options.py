@@ -86,6 +86,20 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
             ge=64,
         ),
     ] = 512
+    prefix_index_blocks_max: Annotated[
+        int,
+        option(
+            "Cached blocks that policies with a prefix index remember, of all workers together.",
+            unit="blocks",
+            ge=1,
+        ),
+    ] = 262_144
+    prefix_index_ttl_s: Annotated[
+        float,
+        option(
+            "How long a worker is believed to have cached what it was sent.", unit="seconds", gt=0
+        ),
+    ] = 3600.0
     tie_break: Annotated[
         Literal["smallest", "salted"],
         option(
@@ -326,6 +340,23 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
             restart=True,
         ),
     ] = 1024
+    record_file: Annotated[
+        str,
+        option(
+            "File that every request is recorded to, for `pointsman simulate`: hashes of its prompt, candidates, "
+            "loads and times, and no text. Empty: none; see `docs/simulator.md`.",
+            restart=True,
+        ),
+    ] = ""
+    record_max_bytes: Annotated[
+        int,
+        option(
+            "Size at which `record_file` becomes `<record_file>.1`, in place of the one before it.",
+            unit="bytes",
+            ge=65536,
+            restart=True,
+        ),
+    ] = 256 * 1024 * 1024
     otel_endpoint: Annotated[
         str,
         option(

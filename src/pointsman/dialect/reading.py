@@ -7,6 +7,7 @@ in `degraded`: an engine that can be asked for a token is used, however little e
 This file knows no engine. What is said here of JSON is what several of them have in common.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -35,6 +36,7 @@ __all__ = [
     "fullest",
     "health_of",
     "models_of",
+    "output_tokens_of",
     "read_json",
     "served_by",
     "token_ids_of",
@@ -413,7 +415,26 @@ class _Told(Struct):
     timings: _Timings | None = None
 
 
+OUTPUT_TOKENS = re.compile(
+    rb'"(?:completion_tokens|output_tokens|predicted_n)"\s*+:\s*+([0-9]{1,9})'
+)
+"""What completions, responses and messages, and llama.cpp call it."""
+
 decode_told = msgspec.json.Decoder(_Told).decode
+
+
+def output_tokens_of(tail: bytes) -> int:
+    """Return how many tokens an answer says that it has, from its last bytes, whole or not; -1 where they do not say.
+
+    A text that speaks of tokens says nothing: in JSON its quotes are not alone.
+
+    >>> output_tokens_of(b'"stop"}],"usage":{"prompt_tokens":9,"completion_tokens":8}}\\n\\ndata: [DONE]')
+    8
+    >>> output_tokens_of(b'{"text":"\\\\"completion_tokens\\\\":8"}')
+    -1
+    """
+    said = OUTPUT_TOKENS.findall(tail)
+    return int(said[-1]) if said else -1
 
 
 def cached_tokens_of(answer: bytes) -> int:

@@ -88,14 +88,12 @@ class PrefixIndex:
     """
 
     def __init__(self, blocks_max: int, ttl_s: float, *, speculative_s: float = 30.0) -> None:
-        if blocks_max < 1 or ttl_s <= 0 or speculative_s <= 0:
-            raise ValueError("blocks_max must be at least 1, ttl_s and speculative_s above 0")
-        self._blocks_max = blocks_max
-        self._ttl_s = ttl_s
+        if speculative_s <= 0:
+            raise ValueError("speculative_s must be above 0")
+        self.set_limits(blocks_max, ttl_s)
         self._speculative_s = speculative_s
         self._size = 0
         self._latest = -inf
-        self._due = -inf
         self._masks: dict[int, int] = {}
         self._caches: dict[Worker, _Cache] = {}
         self._followed: set[Worker] = set()
@@ -106,6 +104,14 @@ class PrefixIndex:
         self._free: list[int] = []
         # By the id of the tuple; the entry holds the tuple itself, so no other object can have that id meanwhile.
         self._fleets: dict[int, tuple[Sequence[Worker], int]] = {}
+
+    def set_limits(self, blocks_max: int, ttl_s: float) -> None:
+        """Set how much is kept, and for how long, from the next insertion on. Raises `ValueError` as the index does."""
+        if blocks_max < 1 or ttl_s <= 0:
+            raise ValueError("blocks_max must be at least 1, and ttl_s above 0")
+        self._blocks_max = blocks_max
+        self._ttl_s = ttl_s
+        self._due = -inf
 
     def __len__(self) -> int:
         """Return how many blocks are kept, each counted once for every worker that has it."""
@@ -158,7 +164,8 @@ class PrefixIndex:
                 masks[block] = bit if mask is None else mask | bit
             believed[block] = now
         self._size += len(believed) - before
-        if worker.kv_total_blocks > 0 and worker not in self._followed:
+        # Of one that was listed that number is its weight.
+        if worker.kv_total_blocks > 0 and not worker.static and worker not in self._followed:
             room = max(worker.kv_total_blocks * ENGINE_BLOCK_TOKENS // block_tokens, 1)
             if len(believed) > room:
                 self._drop(

@@ -17,7 +17,7 @@ What it does not do: no clock (time is an argument), no network, no picking (see
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
@@ -312,8 +312,9 @@ class Registry:
         self.next_expiry = self._due(min(live)) if live else math.inf
         if gone:
             self._change()
-            for worker in sorted(gone, key=_BY_ID):
-                _tell(self.on_leave, worker)
+            with ExitStack() as calls:
+                for worker in sorted(gone, key=_BY_ID, reverse=True):
+                    calls.callback(_tell, self.on_leave, worker)
 
     def drain(self, model: str) -> None:
         """Stop routing to every worker of `model`, also to those that join later, until `undrain`."""
@@ -563,8 +564,10 @@ def _adopt(known: Worker, worker: Worker) -> None:
 
 
 def _tell(listeners: list[Callable[[Worker], None]], worker: Worker) -> None:
-    for listener in listeners:
-        listener(worker)
+    # All of them hear of it, whatever one of them, maybe a policy that somebody else wrote, does about it.
+    with ExitStack() as calls:
+        for listener in reversed(listeners):
+            calls.callback(listener, worker)
 
 
 def _same_life(worker: Worker, report: WorkerReport) -> bool:

@@ -51,20 +51,24 @@ class InferenceRequest(msgspec.Struct, eq=False, gc=False):
         blocks: tuple[int, ...],
         prompt_tokens: int,
         block_tokens: int = 512,
+        prefix_key: bytes | None = None,
     ) -> Self:
         """Return a request of which no more is known than the blocks of its prompt, from a record or a trace.
 
-        Its prefix key is made of the first block.
+        Its prefix key is made of the first block, unless `prefix_key` is there.
 
         >>> request = InferenceRequest.of_blocks("m", "r1", (7, 8), 1100)
         >>> request.blocks, request.block_tokens, request.prompt_tokens, request.prefix_key.hex()
         ((7, 8), 512, 1100, '0000000000000007')
         """
+        key = prefix_key
+        if key is None:
+            key = blocks[0].to_bytes(8, "big") if blocks else b""
         return cls(
             model,
             request_id,
             block_bytes=block_tokens * TOKEN_BYTES,
-            _prefix_key=blocks[0].to_bytes(8, "big") if blocks else b"",
+            _prefix_key=key,
             _blocks=blocks,
             _prompt_tokens=prompt_tokens,
         )

@@ -18,7 +18,16 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
 
-__all__ = ["Ring", "bounded_cap", "fnv1a64", "hash64", "mix64", "unit"]
+__all__ = [
+    "Hashed",
+    "Ring",
+    "bounded_cap",
+    "fnv1a64",
+    "hash64",
+    "mix64",
+    "place_of",
+    "unit",
+]
 
 _MASK = (1 << 64) - 1
 _FNV_START = 0xCBF29CE484222325
@@ -54,6 +63,21 @@ def hash64(data: bytes) -> int:
     '0x4f53e64f1893d550'
     """
     return mix64(fnv1a64(data))
+
+
+class Hashed(bytes):
+    """A key of which no more is left than its hash: the 8 bytes of that, the most significant first."""
+
+    __slots__ = ()
+
+
+def place_of(key: bytes) -> int:
+    """Return the hash of a key, also of one of which no more than that is left.
+
+    >>> place_of(Hashed(hash64(b"once").to_bytes(8, "big"))) == place_of(b"once") == hash64(b"once")
+    True
+    """
+    return int.from_bytes(key, "big") if type(key) is Hashed else hash64(key)
 
 
 def unit(h: int) -> float:

@@ -184,7 +184,7 @@ def _resume(
     if isinstance(received, Lost):
         transfer.outcome = "failed"
         return Failure(received, worker)
-    if x.tail is not None and transfer.resumed < 0:
+    if handed and good and x.tail is not None and transfer.resumed < 0:
         _judge(transfer, connector.resumed(handoff, b"".join(x.tail)))
     # A worker that computed the prompt itself has not used up what was pushed to it.
     if received and good and transfer.outcome != "recomputed":

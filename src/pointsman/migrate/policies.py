@@ -16,10 +16,7 @@ class Choice(NamedTuple):
     even: bool = False
 
 
-PREFIX = (
-    "prompts that begin alike meet the same worker by a hash of their first bytes; "
-    "no tree of what each worker has seen is kept"
-)
+THEIRS = "its thresholds are theirs by default, and cannot be set"
 HEADER = (
     "requests are kept together by the beginning of the prompt, not by a header; "
     "conversations keep their worker, since their turns begin alike"
@@ -33,19 +30,19 @@ POLICIES = {
     ),
     "random": Choice("power_of_two", "of two random workers the less loaded one is taken"),
     "power_of_two": Choice("power_of_two"),
-    "cache_aware": Choice("affinity", PREFIX),
-    "prefix_hash": Choice("affinity", "the hash is over bytes of the prompt, not over tokens"),
-    "prefixaware": Choice("affinity", PREFIX),
-    "kv_aware": Choice("affinity", f"engines' KV events are not followed; {PREFIX}"),
-    "kvaware": Choice("affinity", f"LMCache is not asked; {PREFIX}"),
+    "cache_aware": Choice("cache_aware", THEIRS),
+    "prefix_hash": Choice("prefix_hash", "the hash is over bytes of the prompt, not over tokens"),
+    "prefixaware": Choice("cache_aware", "loads count too, where one worker has many more"),
+    "kv_aware": Choice("kv_cost", "what is cached where is known from routing"),
+    "kvaware": Choice(
+        "kv_cost", "LMCache is not asked; what is cached where is known from routing"
+    ),
     "consistent_hash": Choice("affinity", HEADER),
     "consistent_hashing": Choice("affinity", HEADER),
     "sticky_least_loaded": Choice("affinity", HEADER),
     "session": Choice("affinity", HEADER),
     "manual": Choice("affinity", HEADER),
-    "least_load": Choice(
-        "least_outstanding", "load counts requests, in flight and waiting, not tokens"
-    ),
+    "least_load": Choice("least_tokens", THEIRS),
     "least_busy": Choice("least_outstanding"),
     "disaggregated_prefill": Choice(
         "affinity", "it picks the decode worker; the prefill worker is the least loaded"
@@ -57,7 +54,7 @@ POLICIES = {
         "least_outstanding", "by requests in flight and waiting, not by tokens per minute"
     ),
     "latency_based_routing": Choice(
-        "least_outstanding", "by requests in flight and waiting, not by measured latency"
+        "peak_ewma", "of two random workers the one with the lower latency times load is taken"
     ),
     "cost_based_routing": Choice(
         "least_outstanding", "costs are not known; by requests in flight and waiting"

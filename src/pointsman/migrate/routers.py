@@ -40,7 +40,7 @@ NO_WASM = (
 RANKS = "an engine spreads requests over its own data-parallel ranks"
 NO_WAITING = "a request goes to another worker at once; there is no waiting between attempts"
 NO_BREAKER = "there is no circuit breaker: polling takes a failing worker out, and a request never meets one twice"
-NO_TREE = "the policy affinity keeps no tree; what bounds its imbalance is affinity_load_factor"
+NO_TREE = "cache_aware has their defaults; how much its index holds is prefix_index_blocks_max"
 NO_MODEL = (
     "a hand-off needs a route by the id of the model, which the flags do not say: "
     "import again with --model ID before them"

@@ -126,9 +126,7 @@ SGLANG_FLAGS: dict[str, Rule] = {
     "--router-selector": none(NO_MESH),
     "--multimodal-*": none(NO_MEDIA),
     "--mm-*": none(NO_MEDIA),
-    "--prefix-*": none(
-        "the beginning of a prompt is affinity_bytes long; its imbalance is affinity_load_factor"
-    ),
+    "--prefix-*": none("the beginning is 256 tokens long; its imbalance is affinity_load_factor"),
     "--least-load-*": none("load counts requests, in flight and waiting"),
     "--power-of-two-load-metric": none("load counts requests, in flight and waiting"),
 }

@@ -5,6 +5,7 @@ Whoever asks is looked at first: a good key, and one that may do this. Everythin
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 from urllib.parse import unquote
@@ -26,6 +27,7 @@ from pointsman.errors import (
 from pointsman.flow.attempts import attempts
 from pointsman.flow.cascade import Cascades
 from pointsman.flow.exchange import Exchange
+from pointsman.flow.handoff import TAIL_PIECES
 from pointsman.flow.handover import Handoffs
 from pointsman.flow.plan import plan
 from pointsman.net.asgi import AsgiServer
@@ -66,7 +68,8 @@ class Mounted(NamedTuple):
 class DataPlane:
     """Serves the clients of the API port.
 
-    `admit` turns an `Authorization` header and the monotonic time into whoever asks, or raises InvalidKey.
+    `admit` turns an `Authorization` header and the monotonic time into whoever asks, or raises InvalidKey. With
+    `keep_tails` the end of every answer stays in its `Exchange`, for whoever hears that it is over.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class DataPlane:
         mounts: Sequence[Mounted] = (),
         handoffs: Handoffs,
         cascades: Cascades,
+        keep_tails: bool = False,
     ) -> None:
         self.router = router
         self.pool = pool
@@ -105,6 +109,7 @@ class DataPlane:
         self.draining = False
         self._random = random.Random()
         self._admit = admit
+        self._keep_tails = keep_tails
         # The longest path first, so that one application may live under another.
         self._mounts = sorted(mounts, key=lambda mount: -len(mount.path))
         self.set_options(
@@ -193,6 +198,8 @@ class DataPlane:
             trace,
             parent,
         )
+        if self._keep_tails:
+            x.tail = deque(maxlen=TAIL_PIECES)
         if known_id is not None:
             x.engine_id = f"{known_id}-{random_hex[48:60]}"
         if self._hold_s:

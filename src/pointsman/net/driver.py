@@ -62,6 +62,9 @@ logger = logging.getLogger(__name__)
 
 CLIENT_CLOSED = 499  # what nginx logs for it; no client ever sees it
 DONE = Done()
+TAIL_BYTES = 4096
+"""How much of the end of what came first is kept for whoever wants to see the end of an answer."""
+
 FULL = 429
 
 
@@ -270,6 +273,9 @@ class Drive(Struct, eq=False):
         edits = command.edits
         if edits or self._plane.public_models:
             edits = self._edits(head, edits)
+        tail = self.x.tail
+        if tail is not None and not tail:
+            tail.append(answer.body[-TAIL_BYTES:])
         if answer.complete:
             # The connection is back in the pool; what is left of an earlier, dropped one is not.
             body = answer.body

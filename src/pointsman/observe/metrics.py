@@ -118,9 +118,11 @@ class Metrics:
     `route_epoch` and `drained` return the epoch of the routes and the models that are drained; `known` tells of a model
     whether anybody still has it, and a scrape forgets those that nobody has; `wall` is the time in seconds since 1970.
 
-    `held`, `lines_dropped`, `spans` and `calls_dropped` may be set to what returns how many requests wait for a worker
-    now, how many log lines were dropped, how many spans ended how, and how many calls of ended requests of which kind
-    were not made; `calibrations` are those of the cascades. `proofs` are to hear of every new reading of a worker.
+    `held`, `prefix_blocks`, `lines_dropped`, `records_dropped`, `spans` and `calls_dropped` may be set to what returns
+    how many requests wait for a worker now, how many blocks workers are believed to have cached, how many log lines
+    were dropped and requests not recorded, how many spans ended how, and how many calls of ended requests of which kind
+    were not made; `calibrations` are those of the cascades. `proofs` are to
+    hear of every new reading of a worker.
     """
 
     def __init__(
@@ -141,6 +143,8 @@ class Metrics:
         self._wall = wall
         self.held: Callable[[], int] = lambda: 0
         self.lines_dropped: Callable[[], int] = lambda: 0
+        self.records_dropped: Callable[[], int] = lambda: 0
+        self.prefix_blocks: Callable[[], int] = lambda: 0
         self.spans: Callable[[], dict[str, int]] = lambda: {}
         self.calibrations = Calibrations()
         self.calls_dropped: Callable[[], dict[str, int]] = lambda: {}
@@ -511,6 +515,16 @@ class Metrics:
             "tl_gateway_log_lines_dropped_total",
             "Log lines that nobody took in time.",
             value=self.lines_dropped(),
+        )
+        yield CounterMetricFamily(
+            "tl_gateway_records_dropped_total",
+            "Requests that were not recorded in time.",
+            value=self.records_dropped(),
+        )
+        yield GaugeMetricFamily(
+            "tl_gateway_prefix_index_blocks",
+            "Blocks of prompts that workers are believed, or known, to have cached.",
+            value=self.prefix_blocks(),
         )
         yield GaugeMetricFamily(
             "tl_gateway_held", "Requests that wait for a worker now.", value=self.held()

@@ -28,6 +28,7 @@ class Observers:
         self,
         metrics: Metrics,
         *,
+        recording: Recorder | None = None,
         decisions: Recorder | None = None,
         access: Access | None = None,
         tracer: Recorder | None = None,
@@ -40,7 +41,8 @@ class Observers:
         self.fault = metrics.fault
         self.finished = metrics.finished
         self.answered = metrics.answered
-        others = [each for each in (decisions, access, tracer) if each is not None]
+        # Decisions are kept without the prompts, which the recording has to see before.
+        others = [each for each in (recording, decisions, access, tracer) if each is not None]
         self._all: tuple[Callable[[Exchange], None], ...] = (
             metrics.finished,
             *(each.finished for each in others),

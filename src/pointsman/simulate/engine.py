@@ -1,267 +1,375 @@
-"""A modelled engine: continuous batching with chunked prefill, and a paged prefix cache with LRU eviction.
+"""A modelled engine: continuous batching with chunked prefill, over a paged prefix cache, step by step.
 
-What it does as real ones do: prompts wait in the order of arrival; a step decodes one token of every sequence that is
-past its prompt and fills the rest of `chunk_tokens` with prompts; blocks of a prompt that are cached are not computed
-again; blocks in use stay, the others go in the order of their last use, the ends of prompts before their beginnings.
+In one step every running sequence gets its next token, and up to `chunk_tokens` prompt tokens are computed, first come,
+first served: one prompt after the other, the next one in what the last one left of the chunk. The step that computes
+the end of a prompt gives the first token of the answer.
 
-What it does not: room for the whole answer is taken when a prompt begins, so nobody is preempted; a prompt's blocks
-are found by others once all of it is computed, and its answer's are not. Room is counted in whole blocks of the
-workload.
+How long a step takes: max(`decode_base_s`, prompt tokens / `prefill_tokens_per_s`) + `decode_per_sequence_s` x the
+number of running sequences. Decoding waits for memory and prefill for arithmetic, and in a step that does both the
+weights are read once, so the base of decoding is hidden behind a chunk; the caches of the running sequences are read
+anyway, so their share is added. That is why chunked prefill pays (Agrawal et al., Taming Throughput-Latency Tradeoff in
+LLM Inference with Sarathi-Serve, OSDI 2024: a decode costs far less beside a chunk than in a step of its own). Worked
+number, by the default profile: 40 sequences decode in 20 ms a step, and in 270 ms beside a chunk of 2048.
 
-Steps are not computed one by one: nothing changes while the same sequences decode, or while the prompt at the head of
-the line fills whole chunks, so such stretches are one event.
+Room: a prompt starts when all of it fits, besides a hundredth of the cache that is left free for the answers of those
+who run; until then it waits, and all behind it. An answer takes a token of room per step. If there is none, the
+sequence that started last loses its place: it goes back to the front of the queue, and its prompt and what it has of
+its answer are computed again, except what is still cached then. A request that is larger than the whole cache is
+refused. First come, first served and preemption by recomputing are the defaults of vLLM.
+
+What it leaves out: that attention makes long prompts dearer per token, the few tokens that the last page of a sequence
+wastes, and that answers are cached, too (a trace does not say their hashes).
+
+It costs nothing to let time pass: as long as the same sequences run, steps are not simulated one by one but counted, up
+to the moment when somebody is done, or comes.
 """
 
-import math
 from collections import deque
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
+from math import ceil, inf
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from pointsman.simulate.profile import EngineProfile
+from pointsman.simulate.cache import BlockCache, Run
+
+if TYPE_CHECKING:
+    from pointsman.simulate.profile import EngineProfile
 
 __all__ = ["ModelledEngine", "Sequence"]
 
+SPARE = 100
+"""One of so many tokens of the cache is kept free for answers when a prompt starts beside others."""
+
 
 class Sequence:
-    """One request at an engine. `cached_tokens` is what it found in the cache, -1 as long as it waits."""
+    """One request at an engine: a prompt of which `blocks` are the whole blocks, and an answer of `output_tokens`.
+
+    `cached_tokens` is what of the prompt was in the cache when it first started, `first_at` when its first token was
+    there, in seconds, below 0 before that.
+    """
 
     __slots__ = (
+        "_held",
+        "_joined",
+        "_order",
+        "_produced",
+        "_remaining",
+        "_run",
         "blocks",
         "cached_tokens",
-        "depth",
         "first_at",
-        "left_tokens",
-        "number",
         "output_tokens",
         "prompt_tokens",
     )
 
-    def __init__(
-        self, number: int, blocks: tuple[int, ...], prompt_tokens: int, output_tokens: int
-    ) -> None:
-        self.number = number
+    def __init__(self, blocks: tuple[int, ...], prompt_tokens: int, output_tokens: int) -> None:
         self.blocks = blocks
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
-        self.cached_tokens = -1
-        self.left_tokens = prompt_tokens
-        self.first_at = 0.0
-        self.depth = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what an engine did: another one has to begin again."""
+        self.cached_tokens = 0
+        self.first_at = -1.0
+        self._order = -1
+        # Prompt tokens still to be computed; tokens of the answer when it last began to decode, and at which step.
+        self._remaining = 0
+        self._produced = 0
+        self._joined = 0
+        # What it uses of the cache, and the tokens of room that it took for itself when it started.
+        self._run: Run | None = None
+        self._held = 0
 
 
-class ModelledEngine:
-    """One engine of a profile, for blocks of `block_tokens`. `slowness` makes every step that many times as long.
+SequenceT = TypeVar("SequenceT", bound=Sequence)
 
-    `next_at` is when its next event is due, in seconds, infinity while it has nothing to do: `advance` then, and it
-    says who has begun to answer and who has ended. A failed one is idle until `restart`.
+
+class ModelledEngine(Generic[SequenceT]):
+    """One engine of a profile; the blocks of its prompts have `entry_tokens` tokens (at least 1).
+
+    `due` is when `advance` has to be called next, infinity where there is nothing to do. Times are in seconds and do
+    not go back.
+
+    >>> from pointsman.simulate.profile import EngineProfile
+    >>> engine = ModelledEngine(EngineProfile(), entry_tokens=16)
+    >>> asked = Sequence((), 8000, 2)
+    >>> engine.submit(asked, now=0.0)
+    >>> engine.due, engine.advance(engine.due)
+    (0.768, ([], []))
+    >>> began, ended = engine.advance(engine.due)
+    >>> asked.first_at, began == [asked], ended
+    (1.0, True, [])
+    >>> engine.advance(engine.due)[1] == [asked], engine.due
+    (True, inf)
     """
 
     __slots__ = (
+        "_arrived",
+        "_cache",
         "_decoding",
-        "_idle",
-        "_per_step",
-        "_pinned",
-        "_prefilling",
-        "_room",
-        "_since",
+        "_finishing",
+        "_head",
+        "_head_tokens",
+        "_interruptible",
+        "_kv_tokens",
+        "_private",
+        "_profile",
+        "_starts",
+        "_step",
+        "_step_s",
         "_steps",
-        "_taken",
-        "_tokens",
-        "block_tokens",
+        "_stretch_at",
+        "_waiting",
         "busy_s",
-        "down",
-        "next_at",
-        "profile",
-        "slowness",
-        "waiting",
+        "cached_tokens",
+        "computed_tokens",
+        "due",
+        "entry_tokens",
+        "evicted_tokens",
+        "preemptions",
     )
 
-    def __init__(
-        self, profile: EngineProfile, block_tokens: int = 512, slowness: float = 1.0
-    ) -> None:
-        self.profile = profile
-        self.block_tokens = block_tokens
-        self.slowness = slowness
+    def __init__(self, profile: "EngineProfile", entry_tokens: int) -> None:
+        self._profile = profile
+        self._kv_tokens = profile.kv_tokens
+        self.entry_tokens = entry_tokens
+        self._cache = BlockCache()
+        self.due = inf
         self.busy_s = 0.0
-        self.down = False
-        self._room = profile.kv_tokens // block_tokens
-        self._empty()
-
-    def _empty(self) -> None:
-        self.waiting: deque[Sequence] = deque()
-        self.next_at = math.inf
-        self._prefilling: deque[Sequence] = deque()
-        # By the step in which its last token comes; steps are counted from the beginning of the engine's life.
-        self._decoding: list[tuple[int, int, Sequence]] = []
-        self._pinned: dict[int, int] = {}
-        self._idle: dict[int, None] = {}
-        self._taken = 0  # blocks of answers, and those of prompts that are pinned
+        self.cached_tokens = 0
+        self.computed_tokens = 0
+        self.evicted_tokens = 0
+        self.preemptions = 0
+        self._waiting: deque[SequenceT] = deque()
+        # Who decodes, by the step that gives the last token.
+        self._decoding: list[tuple[int, int, SequenceT]] = []
+        # The prompt that is computed in part, and those that this step computes to their end.
+        self._head: SequenceT | None = None
+        self._finishing: list[SequenceT] = []
+        # Tokens of room that belong to one sequence each.
+        self._private = 0
+        self._starts = 0
+        self._step = 0
+        # The stretch of equal steps that is going on: when it began, how many, how long each is.
+        self._stretch_at = 0.0
         self._steps = 0
-        self._since = 0.0
-        self._per_step = 0.0
-        self._tokens = 0  # prompt tokens of each step of the stretch under way, 0 for pure decoding
+        self._step_s = 0.0
+        self._head_tokens = 0
+        self._interruptible = False
+
+    # What is reported.
+
+    @property
+    def queue_depth(self) -> int:
+        """How many sequences wait."""
+        return len(self._waiting)
 
     @property
     def running(self) -> int:
-        """Sequences in the batch."""
-        return len(self._prefilling) + len(self._decoding)
+        """How many sequences run, those whose prompts are being computed included."""
+        return len(self._decoding) + len(self._finishing) + (self._head is not None)
 
-    @property
-    def free_blocks(self) -> int:
-        """Blocks that nobody uses, cached ones included; 0 also where one that is too large for the engine is alone."""
-        return max(self._room - self._taken, 0)
+    def room(self, now: float) -> int:
+        """Return for how many tokens the cache has room at `now`; what is cached and not in use counts as room."""
+        grown = 0
+        if self._decoding and self.due < inf:
+            steps = min(int((now - self._stretch_at) / self._step_s), self._steps)
+            grown = steps * len(self._decoding)
+        return self._room() - grown
 
-    @property
-    def total_blocks(self) -> int:
-        """Blocks that there are."""
-        return self._room
+    # What happens.
 
-    def cached(self, block: int) -> bool:
-        """Tell whether a block is in the cache."""
-        return block in self._pinned or block in self._idle
+    def fits(self, sequence: SequenceT) -> bool:
+        """Tell whether a sequence could run here, if it were alone."""
+        return sequence.prompt_tokens + sequence.output_tokens <= self._profile.kv_tokens
 
-    def submit(self, sequence: Sequence, now: float) -> None:
-        """Take a request at `now`; it begins with the next step."""
-        self.waiting.append(sequence)
-        if self.next_at == math.inf:
-            self._begin(now)
-        elif not self._tokens and not self._prefilling:
-            # Nothing but decoding goes on: it joins at the end of the step under way.
-            per_step = self._per_step
-            steps = math.ceil((now - self._since) / per_step - 1e-9) if per_step else 0
-            self.next_at = min(self.next_at, self._since + max(steps, 1) * per_step)
+    def submit(self, sequence: SequenceT, now: float) -> None:
+        """Take a sequence, which must fit. `due` may be earlier afterwards."""
+        waiting = self._waiting
+        waiting.append(sequence)
+        if self.due == inf:
+            self._plan(now)
+        elif self._interruptible and len(waiting) == 1:
+            # It starts with the next step. Whoever finds others waiting has to wait for what they wait for.
+            steps = max(ceil((now - self._stretch_at) / self._step_s), 1)
+            if steps < self._steps:
+                self._steps = steps
+                self.due = self._stretch_at + steps * self._step_s
 
-    def fail(self) -> list[Sequence]:
-        """Lose everything, and return what was there."""
-        lost = [*self.waiting, *self._prefilling, *(each for _, _, each in self._decoding)]
-        self._empty()
-        self.down = True
-        return lost
-
-    def restart(self) -> None:
-        """Come back, with an empty cache."""
-        self.down = False
-
-    def advance(self) -> tuple[list[Sequence], list[Sequence]]:
-        """Do what is due at `next_at`; return who has begun to answer then, and who has ended."""
-        now = self.next_at
-        per_step = self._per_step
-        steps = round((now - self._since) / per_step) if per_step else 1
-        self.busy_s += now - self._since
-        self._steps += steps
-        began: list[Sequence] = []
-        ended: list[Sequence] = []
+    def advance(self, now: float) -> tuple[list[SequenceT], list[SequenceT]]:
+        """Do what is due at `now`, which is `due`; return whose answers began, and whose are complete."""
         decoding = self._decoding
-        while decoding and decoding[0][0] <= self._steps:
-            ended.append(heappop(decoding)[2])
-        budget = self._tokens * steps
-        prefilling = self._prefilling
-        while budget and prefilling:
-            head = prefilling[0]
-            taken = min(head.left_tokens, budget)
-            head.left_tokens -= taken
-            budget -= taken
-            if head.left_tokens:
-                break
-            prefilling.popleft()
-            self._computed(head)
-            head.first_at = now
-            began.append(head)
-            if head.output_tokens > 1:
-                heappush(decoding, (self._steps + head.output_tokens - 1, head.number, head))
-            else:
-                ended.append(head)
-        for sequence in ended:
-            self._leave(sequence)
-        self._begin(now)
+        steps = self._steps
+        step = self._step = self._step + steps
+        if decoding:
+            self._make_room(steps * len(decoding))
+        self.busy_s += steps * self._step_s
+        head = self._head
+        if head is not None:
+            head._remaining -= self._head_tokens
+        ended: list[SequenceT] = []
+        while decoding and decoding[0][0] <= step:
+            sequence = heappop(decoding)[2]
+            self._private -= sequence._held + step - sequence._joined
+            self._cache.unpin(sequence._run)
+            ended.append(sequence)
+        began: list[SequenceT] = []
+        finishing = self._finishing
+        if finishing:
+            self._finishing = []
+            for sequence in finishing:
+                if sequence.first_at < 0:
+                    sequence.first_at = now
+                    began.append(sequence)
+                sequence._produced += 1
+                left = sequence.output_tokens - sequence._produced
+                if left > 0:
+                    sequence._joined = step
+                    heappush(decoding, (step + left, sequence._order, sequence))
+                else:
+                    self._private -= sequence._held
+                    self._cache.unpin(sequence._run)
+                    ended.append(sequence)
+        self._plan(now)
         return began, ended
 
-    def _begin(self, now: float) -> None:
-        """Begin the next stretch of equal steps."""
-        profile = self.profile
-        while self.waiting and self.running < profile.sequences_max and self._admit():
-            pass
-        decoding = len(self._decoding)
-        prefilling = self._prefilling
-        self._since = now
-        if prefilling:
-            chunk = max(profile.chunk_tokens - decoding, 1)
-            whole = prefilling[0].left_tokens // chunk
-            if whole > 1 and self._decoding:
-                whole = min(whole, self._decoding[0][0] - self._steps)
-            if whole >= 1:
-                tokens, steps = chunk, whole
-            else:
-                # The head ends here, and those behind it may use what it leaves of the chunk.
-                tokens, steps = 0, 1
-                for each in prefilling:
-                    tokens += each.left_tokens
-                    if tokens >= chunk:
-                        tokens = chunk
-                        break
-        elif decoding:
-            tokens, steps = 0, self._decoding[0][0] - self._steps
-        else:
-            self._tokens = 0
-            self.next_at = math.inf
-            return
-        self._tokens = tokens
-        self._per_step = profile.step_s(decoding=decoding, prompt_tokens=tokens) * self.slowness
-        self.next_at = now + steps * self._per_step
+    def fail(self) -> list[SequenceT]:
+        """Lose everything, and return the sequences that were here, in the order in which they started or came."""
+        lost = [each[2] for each in self._decoding] + self._finishing
+        if self._head is not None:
+            lost.append(self._head)
+        lost.sort(key=lambda sequence: sequence._order)
+        lost += self._waiting
+        self._waiting.clear()
+        self._decoding.clear()
+        self._finishing = []
+        self._head = None
+        self._cache = BlockCache()
+        self._private = 0
+        self.due = inf
+        return lost
 
-    def _admit(self) -> bool:
-        """Let the first in line begin, if there is room for its prompt and its answer, or nothing else is there."""
-        sequence = self.waiting[0]
-        pinned, idle = self._pinned, self._idle
-        blocks = sequence.blocks
-        depth = woken = 0
-        for block in blocks:
-            if block in idle:
-                woken += 1
-            elif block not in pinned:
+    # How.
+
+    def _room(self) -> int:
+        return self._kv_tokens - self._cache.pinned * self.entry_tokens - self._private
+
+    def _make_room(self, tokens: int) -> None:
+        """Take room for `tokens` of one sequence. Nobody looks during a stretch, so its end is early enough."""
+        self._private = private = self._private + tokens
+        cache = self._cache
+        size = self.entry_tokens
+        over = cache.size * size + private - self._kv_tokens
+        if over > 0:
+            blocks = -(-over // size)
+            cache.evict(blocks)
+            self.evicted_tokens += blocks * size
+
+    def _plan(self, now: float) -> None:
+        """Decide what the next steps are, from `now` on."""
+        profile = self._profile
+        decoding = self._decoding
+        room = self._room()
+        while room < len(decoding):
+            self._preempt()
+            room = self._room()
+        running = len(decoding)
+        chunk = left = profile.chunk_tokens
+        finishing = self._finishing
+        head = self._head
+        while left:
+            if head is None:
+                if not self._waiting:
+                    break
+                head = self._start(running + len(finishing))
+                if head is None:
+                    break
+            remaining = head._remaining
+            if remaining > left:
                 break
-            depth += 1
-        fresh = len(blocks) - depth + self._answer(sequence)
-        if self._taken + woken + fresh > self._room and self.running:
-            return False
-        for block in blocks[:depth]:
-            if block in pinned:
-                pinned[block] += 1
-            else:
-                del idle[block]
-                pinned[block] = 1
-        self._taken += woken + fresh
-        for _ in range(min(self._taken + len(idle) - self._room, len(idle))):
-            del idle[next(iter(idle))]
-        sequence.depth = depth
-        sequence.cached_tokens = min(depth * self.block_tokens, sequence.prompt_tokens - 1)
-        sequence.left_tokens = sequence.prompt_tokens - sequence.cached_tokens
-        self._prefilling.append(self.waiting.popleft())
-        return True
+            left -= remaining
+            finishing.append(head)
+            head = None
+        self._head = head
+        self._interruptible = False
+        steps = 1
+        if head is None and not finishing:
+            if not running:
+                self.due = inf
+                return
+            self._interruptible = not self._waiting
+            steps = decoding[0][0] - self._step
+            if steps * running > room:
+                steps = room // running
+            step_s = profile.decode_base_s
+        else:
+            prompt_tokens = chunk - left
+            if head is not None:
+                self._head_tokens = left
+                prompt_tokens = chunk
+                if not finishing:
+                    # Nothing changes until its last chunk, or until somebody is done.
+                    steps = (head._remaining - 1) // chunk
+                    if running and steps > 1:
+                        room = self._room()
+                        steps = min(steps, decoding[0][0] - self._step, max(room // running, 1))
+                    self._head_tokens = steps * chunk
+            self.computed_tokens += steps * prompt_tokens
+            step_s = prompt_tokens / profile.prefill_tokens_per_s
+            if step_s < profile.decode_base_s:
+                step_s = profile.decode_base_s
+        step_s += profile.decode_per_sequence_s * running
+        self._steps = steps
+        self._step_s = step_s
+        self._stretch_at = now
+        self.due = now + steps * step_s
 
-    def _computed(self, sequence: Sequence) -> None:
-        """Let others find the blocks of a prompt."""
-        pinned, idle = self._pinned, self._idle
-        for block in sequence.blocks[sequence.depth :]:
-            if block in pinned:
-                # Two computed the same at once, and one of the two copies goes.
-                pinned[block] += 1
-                self._taken -= 1
-            else:
-                idle.pop(block, None)
-                pinned[block] = 1
+    def _start(self, running: int) -> SequenceT | None:
+        """Start the sequence that waits first, if it has room beside the `running` others."""
+        waiting = self._waiting
+        profile = self._profile
+        if running >= profile.sequences_max:
+            return None
+        sequence = waiting[0]
+        blocks = sequence.blocks
+        cache = self._cache
+        size = self.entry_tokens
+        depth = cache.depth(blocks)
+        tokens = sequence.prompt_tokens + sequence._produced
+        held = tokens - len(blocks) * size
+        spare = running + profile.kv_tokens // SPARE if running else 0
+        room = self._room() - spare
+        # The quick answer first: most have room even if nothing of them is in use by others.
+        if tokens > room and tokens - cache.in_use(blocks) * size > room:
+            return None
+        waiting.popleft()
+        sequence._run = cache.pin(blocks)
+        self._make_room(held)
+        cached = min(depth * size, tokens - 1)
+        if sequence._order < 0:
+            sequence.cached_tokens = cached
+        self.cached_tokens += cached
+        sequence._remaining = tokens - cached
+        sequence._held = held
+        self._starts += 1
+        sequence._order = self._starts
+        return sequence
 
-    def _leave(self, sequence: Sequence) -> None:
-        """Free what a sequence has used. What it pinned stays cached, its end the first to go."""
-        pinned, idle = self._pinned, self._idle
-        self._taken -= self._answer(sequence)
-        for block in reversed(sequence.blocks):
-            users = pinned[block] - 1
-            if users:
-                pinned[block] = users
-            else:
-                del pinned[block]
-                idle[block] = None
-                self._taken -= 1
-
-    def _answer(self, sequence: Sequence) -> int:
-        return -(-sequence.output_tokens // self.block_tokens)
+    def _preempt(self) -> None:
+        """Take its place from the sequence that started last."""
+        self.preemptions += 1
+        sequence = self._head
+        if sequence is not None:
+            self._head = None
+            self._private -= sequence._held
+        else:
+            decoding = self._decoding
+            newest = max(decoding, key=lambda each: each[1])
+            decoding.remove(newest)
+            heapify(decoding)
+            sequence = newest[2]
+            tokens = self._step - sequence._joined
+            sequence._produced += tokens
+            self._private -= sequence._held + tokens
+        self._cache.unpin(sequence._run)
+        self._waiting.appendleft(sequence)

@@ -1,44 +1,71 @@
-"""The knee of a policy: the highest rate at which the service level still holds."""
+"""The knee: the highest load at which most requests still meet the service level.
+
+Loads are doubled or halved until one holds and its double does not, and then the gap is halved, on a scale of ratios,
+until it is narrow. That finds the knee only where more load never helps, which holds but for noise; so the same seeds
+are used at every load, and a load is what all of them say together.
+"""
 
 from collections.abc import Callable
+from math import sqrt
+from typing import NamedTuple
 
-__all__ = ["knee"]
+__all__ = ["Knee", "find_knee"]
 
-DOUBLINGS = 12
+DOUBLINGS = 24
+"""How often a first guess is doubled or halved: it may be wrong by a factor of ten million."""
 
 
-def knee(
-    good: Callable[[float], float], start: float, *, share: float = 0.95, within: float = 0.02
-) -> float:
-    """Return the highest rate (requests per second) at which at least `share` of the requests are good.
+class Knee(NamedTuple):
+    """`load` is the highest that held, 0.0 where none did; `above` did not, inf where all did; `tried` is how often."""
 
-    `good` runs at a rate and returns that share. From `start` on the rate is doubled or halved until the knee lies
-    between two rates, then bisected until they differ by `within` of the lower one. 0.0 if it holds at no rate that
-    was tried. It takes the share to fall as the rate grows; where noise makes it do otherwise, one of the crossings is
-    returned.
+    load: float
+    above: float
+    tried: int
 
-    >>> round(knee(lambda rate: 1.0 if rate < 7 else 0.5, 1.0), 1)
-    6.9
+
+def find_knee(
+    share: Callable[[float], float],
+    first: float,
+    *,
+    wanted: float = 0.95,
+    precision: float = 0.02,
+) -> Knee:
+    """Return the highest load at which `share`, of a load, is at least `wanted`, within `precision` of it (above 0).
+
+    `first` (above 0) is where to begin. It is asked about ten times.
+
+    >>> knee = find_knee(lambda load: 1.0 if load <= 13 else 0.5, 1.0)
+    >>> 12.7 < knee.load <= 13 < knee.above < 13.3, knee.tried
+    (True, 11)
     """
-    low, high = 0.0, 0.0
-    rate = start
-    for _ in range(DOUBLINGS):
-        if good(rate) >= share:
-            low = rate
-            if high:
+    tried = 0
+
+    def holds(load: float) -> bool:
+        nonlocal tried
+        tried += 1
+        return share(load) >= wanted
+
+    low = high = first
+    if holds(first):
+        while True:
+            high = low * 2
+            if tried > DOUBLINGS:
+                return Knee(low, float("inf"), tried)
+            if not holds(high):
                 break
-            rate *= 2
-        else:
-            high = rate
-            if low:
+            low = high
+    else:
+        while True:
+            low = high / 2
+            if tried > DOUBLINGS:
+                return Knee(0.0, high, tried)
+            if holds(low):
                 break
-            rate /= 2
-    if not low or not high:
-        return low
-    while high - low > within * low:
-        middle = (low + high) / 2
-        if good(middle) >= share:
+            high = low
+    while high > low * (1 + precision):
+        middle = sqrt(low * high)
+        if holds(middle):
             low = middle
         else:
             high = middle
-    return low
+    return Knee(low, high, tried)

@@ -1,38 +1,60 @@
-"""What a modelled engine can do: the numbers that `pointsman.simulate.engine` computes with."""
+"""How fast a modelled engine is, and how much it holds.
 
-from typing import Annotated
+The defaults are round figures, those of no engine in particular; a profile of a real one has to be measured. How long a
+step takes is said in `pointsman.simulate.engine`.
+"""
 
-from msgspec import Meta, Struct
+from math import isfinite
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 __all__ = ["EngineProfile"]
 
 
-class EngineProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The speed and the room of one engine.
+class EngineProfile(Struct, frozen=True, kw_only=True):
+    """The numbers of one engine.
 
-    One step takes `decode_base_s` plus `decode_per_sequence_s` for each sequence that decodes (nothing where none
-    does), plus the prompt tokens of the step over `prefill_tokens_per_s`. A step has at most `chunk_tokens`, those of
-    decoding sequences included; `sequences_max` are in the batch at a time. `kv_tokens` is the room for KV caches.
+    `prefill_tokens_per_s` is how many prompt tokens it computes per second; a step in which sequences decode takes
+    `decode_base_s` seconds and `decode_per_sequence_s` more for each of them. A step computes at most `chunk_tokens`
+    prompt tokens, `sequences_max` sequences run at a time, and the KV cache holds `kv_tokens` tokens, in blocks of
+    `block_tokens`.
 
-    The defaults are those of the realistic mock worker in the field that simulates on a CPU.
+    Raises `ValueError` for a number out of its range, and names it.
 
-    >>> EngineProfile().step_s(decoding=10, prompt_tokens=2000)
-    0.2595
+    >>> EngineProfile(chunk_tokens=0)
+    Traceback (most recent call last):
+    ValueError: chunk_tokens must be at least 1
     """
 
-    prefill_tokens_per_s: Annotated[float, Meta(gt=0)] = 8000.0
-    decode_base_s: Annotated[float, Meta(ge=0)] = 0.006
-    decode_per_sequence_s: Annotated[float, Meta(ge=0)] = 0.00035
-    chunk_tokens: Annotated[int, Meta(ge=1)] = 2048
-    sequences_max: Annotated[int, Meta(ge=1)] = 256
-    kv_tokens: Annotated[int, Meta(ge=1)] = 524_288
+    prefill_tokens_per_s: float = 8000.0
+    decode_base_s: float = 0.006
+    decode_per_sequence_s: float = 0.00035
+    chunk_tokens: int = 2048
+    sequences_max: int = 256
+    kv_tokens: int = 524_288
+    block_tokens: int = 16
 
-    def step_s(self, *, decoding: int, prompt_tokens: int) -> float:
-        """Return how long a step takes, in seconds.
+    def __post_init__(self) -> None:
+        if not (isfinite(self.prefill_tokens_per_s) and self.prefill_tokens_per_s > 0):
+            raise ValueError("prefill_tokens_per_s must be a number above 0")
+        if not (isfinite(self.decode_base_s) and self.decode_base_s > 0):
+            raise ValueError("decode_base_s must be a number above 0")
+        if not (isfinite(self.decode_per_sequence_s) and self.decode_per_sequence_s >= 0):
+            raise ValueError("decode_per_sequence_s must be a number of 0 or more")
+        for name in ("chunk_tokens", "sequences_max", "kv_tokens", "block_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1")
 
-        The two parts add up because both are one forward pass: a prompt's tokens are bound by arithmetic, those of
-        decoding sequences by reading weights and caches.
+    def slower(self, factor: float) -> "EngineProfile":
+        """Return the profile of an engine that needs `factor` (above 0) times as long for everything.
+
+        >>> EngineProfile().slower(2).prefill_tokens_per_s
+        4000.0
         """
-        return prompt_tokens / self.prefill_tokens_per_s + (
-            self.decode_base_s + self.decode_per_sequence_s * decoding if decoding else 0.0
+        return replace(
+            self,
+            prefill_tokens_per_s=self.prefill_tokens_per_s / factor,
+            decode_base_s=self.decode_base_s * factor,
+            decode_per_sequence_s=self.decode_per_sequence_s * factor,
         )

@@ -1,141 +1,176 @@
-"""Public traces of requests as workloads: Mooncake's, whose block ids tell which prompts begin alike, and Azure's.
+"""Public traces as workloads: who asked when, for how much, and which prompts begin alike; no texts.
 
-Lines are read as they are needed, so that a trace of any length takes no memory.
+Mooncake: one JSON line per request, `timestamp` (ms), `input_length` and `output_length` (tokens), and `hash_ids`, one
+for each 512 tokens of the prompt, the last of them for less; an id stands for all up to there. Azure: CSV lines of a
+date, the tokens of the prompt and of the answer; nothing is known there of prompts that begin alike. A file may be
+compressed with gzip.
+
+Both are read as they are simulated, line by line, however often they are repeated.
 """
 
 import gzip
 import zlib
-from collections.abc import Callable, Iterator
-from datetime import datetime
-from pathlib import Path
-from typing import NamedTuple
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from math import inf
+from typing import TYPE_CHECKING
 
-import msgspec
+from msgspec import Struct
+from msgspec.json import Decoder
 
 from pointsman.simulate.workload import Arrival
 
-__all__ = ["AzureTrace", "MooncakeTrace", "TraceError"]
+if TYPE_CHECKING:
+    from pathlib import Path
+    from random import Random
 
-MOONCAKE_BLOCK = 512
-AZURE_BLOCK = 16
+__all__ = ["AzureTrace", "MooncakeTrace", "Trace"]
 
-REPEAT = 1 << 40
-"""What is added to the ids of blocks with every repetition, so that no prompt of one begins like one of another."""
+MOONCAKE_TOKENS = 512
+"""Tokens of a block of a Mooncake trace."""
+
+REPETITION = 1 << 40
+"""What is added to the ids of blocks with every repetition; no trace has that many."""
 
 TOKENS_MAX = 100_000_000
 """No prompt and no answer is as long: a number above is a mistake, and would be simulated for ever."""
 
-
-class TraceError(ValueError):
-    """A file that is no trace of its kind; says which line, and why."""
-
-
-class _Request(NamedTuple):
-    """A line of a trace; `at` is in seconds, counted from wherever the trace does."""
-
-    at: float
-    prompt_tokens: int
-    output_tokens: int
-    hash_ids: list[int]
+PAUSE_MAX_S = 86_400.0
+"""No trace is silent for longer: a time that is far off is a mistake, and would be waited for by every heartbeat."""
 
 
-class _Row(msgspec.Struct):
+class Row(Struct, frozen=True, gc=False):
+    """A line of a Mooncake trace."""
+
     timestamp: float
     input_length: int
     output_length: int
-    hash_ids: list[int]
+    hash_ids: tuple[int, ...] = ()
 
 
-_ROW = msgspec.json.Decoder(_Row)
+class Trace(ABC):
+    """A trace at `load` times its own rate (above 0), `repeat` times in a row, each time with prompts of its own.
 
+    Traces have few different times and many requests at each: those of Mooncake are 3 s apart. With `random`, the
+    requests of one time are spread evenly at random up to the next one; without, they come together, as it is written.
 
-class MooncakeTrace:
-    """A trace of kvcache-ai/Mooncake (JSON lines, maybe gzipped), `load` times as fast, `repeats` times in a row.
-
-    Its ids stand for blocks of 512 tokens.
+    Raises `ValueError` for numbers out of range and, while it is gone through, for a line that cannot be read.
     """
 
-    def __init__(self, path: Path, *, load: float = 1.0, repeats: int = 1) -> None:
+    block_tokens = MOONCAKE_TOKENS
+
+    def __init__(
+        self, path: "Path", load: float = 1.0, repeat: int = 1, random: "Random | None" = None
+    ) -> None:
+        if not load > 0 or repeat < 1:
+            raise ValueError("load must be above 0, and repeat at least 1")
         self._path = path
         self._load = load
-        self._repeats = repeats
+        self._repeat = repeat
+        self._random = random
 
     def __iter__(self) -> Iterator[Arrival]:
-        """Yield the requests from time 0 on. Raises TraceError, and OSError where there is no such file."""
-        beginning = end = 0.0
-        for repeat in range(self._repeats):
-            shift = repeat * REPEAT
-            for each in _requests(self._path, _mooncake):
-                end = beginning + each.at / self._load
-                blocks = tuple([id + shift for id in each.hash_ids]) if shift else each.hash_ids
-                yield Arrival(
-                    end, tuple(blocks), each.prompt_tokens, each.output_tokens, MOONCAKE_BLOCK
-                )
-            beginning = end
+        begin = 0.0
+        for repetition in range(self._repeat):
+            first = at = -inf
+            count = 0
+            for row in self._spread():
+                if not count:
+                    first = row.at
+                at = max(begin + (row.at - first) / self._load, at)
+                count += 1
+                blocks = row.blocks
+                if repetition and blocks:
+                    added = repetition * REPETITION
+                    blocks = tuple([block + added for block in blocks])
+                yield Arrival(at, blocks, row.prompt_tokens, row.output_tokens)
+            # The next one begins as long after the last request as requests are apart on average.
+            if count:
+                begin = at + (at - begin) / max(count - 1, 1)
 
+    def _spread(self) -> Iterator[Arrival]:
+        """Yield the rows of the file, spread if they are to be."""
+        rows = self._rows()
+        random = self._random
+        if random is None:
+            yield from rows
+            return
+        together: list[Arrival] = []
+        for row in rows:
+            if together and row.at > together[0].at:
+                at, length = together[0].at, row.at - together[0].at
+                draws = sorted([random.random() for _ in together])
+                for each, draw in zip(together, draws, strict=True):
+                    yield each._replace(at=at + draw * length)
+                together.clear()
+            together.append(row)
+        yield from together
 
-class AzureTrace:
-    """A trace of Azure/AzurePublicDataset (CSV, maybe gzipped), `load` times as fast.
+    def _rows(self) -> Iterator[Arrival]:
+        """Yield what the file says, in seconds of its own clock."""
+        last: float | None = None
+        for number, line in enumerate(self._lines(), 1):
+            try:
+                row = self._row(line)
+                if row is None:
+                    continue
+                row = _checked(row, row.at if last is None else last)
+            except ValueError as error:
+                raise ValueError(f"{self._path.name}: line {number}: {error}") from None
+            last = row.at
+            yield row
 
-    No two of its prompts begin alike, since it tells nothing of what they say.
-    """
-
-    def __init__(self, path: Path, *, load: float = 1.0) -> None:
-        self._path = path
-        self._load = load
-
-    def __iter__(self) -> Iterator[Arrival]:
-        """Yield the requests from time 0 on. Raises TraceError, and OSError where there is no such file."""
-        fresh = 0
-        for each in _requests(self._path, _azure, head=1):
-            count = -(-each.prompt_tokens // AZURE_BLOCK)
-            blocks = tuple(range(fresh, fresh + count))
-            fresh += count
-            yield Arrival(
-                each.at / self._load, blocks, each.prompt_tokens, each.output_tokens, AZURE_BLOCK
-            )
-
-
-def _mooncake(line: bytes) -> _Request:
-    row = _ROW.decode(line)
-    return _Request(row.timestamp / 1000, row.input_length, row.output_length, row.hash_ids)
-
-
-def _azure(line: bytes) -> _Request:
-    stamp, context, generated = line.decode().strip().split(",")
-    at = datetime.fromisoformat(stamp[:26]).timestamp()
-    return _Request(at, int(context), int(generated), [])
-
-
-def _requests(
-    path: Path, read: Callable[[bytes], _Request], *, head: int = 0
-) -> Iterator[_Request]:
-    """Yield what the lines after the first `head` say, with times counted from the first one.
-
-    An answer without tokens counts as one of a single token, which every request takes.
-    """
-    first = last = None
-    for number, line in enumerate(_lines(path), 1):
-        if number <= head:
-            continue
+    def _lines(self) -> Iterator[bytes]:
+        opened = gzip.open if self._path.suffix == ".gz" else open
         try:
-            each = read(line)
-            if last is not None and each.at < last:
-                raise ValueError("it is earlier than the one before")
-            if (
-                not 1 <= each.prompt_tokens <= TOKENS_MAX
-                or not 0 <= each.output_tokens <= TOKENS_MAX
-            ):
-                raise ValueError("a number of tokens cannot be true")
-        except (ValueError, msgspec.MsgspecError) as error:
-            raise TraceError(f"{path}, line {number}: {error}") from error
-        first, last = each.at if first is None else first, each.at
-        yield each._replace(at=each.at - first, output_tokens=max(each.output_tokens, 1))
+            with opened(self._path, "rb") as file:
+                yield from file
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise ValueError(f"{self._path.name}: {error}") from None
+
+    @abstractmethod
+    def _row(self, line: bytes) -> Arrival | None:
+        """Read a line; None for one that is no request. Raises ValueError."""
 
 
-def _lines(path: Path) -> Iterator[bytes]:
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
-            yield from lines
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise TraceError(f"{path}: {error}") from error
+class MooncakeTrace(Trace):
+    """A trace of Mooncake. Of its ids those of whole blocks are taken: the gateway hashes no others."""
+
+    def __init__(
+        self, path: "Path", load: float = 1.0, repeat: int = 1, random: "Random | None" = None
+    ) -> None:
+        super().__init__(path, load, repeat, random)
+        self._decode = Decoder(Row).decode
+
+    def _row(self, line: bytes) -> Arrival:
+        row = self._decode(line)
+        tokens = row.input_length
+        blocks = row.hash_ids[: max(tokens, 0) // MOONCAKE_TOKENS]
+        return Arrival(row.timestamp / 1000, blocks, tokens, row.output_length)
+
+
+class AzureTrace(Trace):
+    """A trace of Azure: no prompt begins like another one."""
+
+    def _row(self, line: bytes) -> Arrival | None:
+        when, prompt, output = line.decode().strip().split(",")
+        if when == "TIMESTAMP":
+            return None
+        # They have seven digits behind the point, and Python reads six.
+        moment = datetime.fromisoformat(when[:26]).replace(tzinfo=UTC)
+        return Arrival(moment.timestamp(), (), int(prompt), int(output))
+
+
+def _checked(row: Arrival, last: float) -> Arrival:
+    """Return a row that may come after one at `last`, of at least a token each way, or raise ValueError."""
+    if row.at < last:
+        raise ValueError("it is earlier than the one before")
+    if not row.at - last <= PAUSE_MAX_S:
+        raise ValueError(f"it is {row.at - last:.0f} s after the one before")
+    prompt, output = row.prompt_tokens, row.output_tokens
+    if not (0 <= prompt <= TOKENS_MAX and 0 <= output <= TOKENS_MAX):
+        raise ValueError("a number of tokens cannot be true")
+    if prompt and output:
+        return row
+    return row._replace(prompt_tokens=max(prompt, 1), output_tokens=max(output, 1))

@@ -17,9 +17,16 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from pointsman.domain.policy.affinity import Affinity
+from pointsman.domain.policy.cache_aware import CacheAware
+from pointsman.domain.policy.kv_cost import KvCost
 from pointsman.domain.policy.least_outstanding import LeastOutstanding
+from pointsman.domain.policy.least_tokens import LeastTokens
+from pointsman.domain.policy.peak_ewma import PeakEwma
 from pointsman.domain.policy.power_of_two import PowerOfTwo
+from pointsman.domain.policy.prefix_hash import PrefixHash
+from pointsman.domain.policy.sticky_until_saturated import StickyUntilSaturated
 from pointsman.domain.policy.weighted import Weighted
+from pointsman.domain.prefix_index import PrefixIndex
 from pointsman.domain.ring import hash64
 
 if TYPE_CHECKING:
@@ -72,11 +79,40 @@ class PolicyOptions:
 
     `load_factor` is c of bounded loads (1 or more). With `tie_break` "smallest" equal workers go to the smallest id;
     with "salted" the order among equals is drawn from `salt`, so that each gateway process has its own.
+
+    `prefix_index` is what policies ask for cached prefixes; None for one of their own, of at most
+    `prefix_index_blocks_max` blocks that are believed for `prefix_index_ttl_s` seconds. All others are the constants of
+    one policy each, with the defaults of those who invented it; the module of the policy says what they mean.
     """
 
     load_factor: float = 1.25
     tie_break: Literal["smallest", "salted"] = "smallest"
     salt: bytes = b""
+    prefix_index: PrefixIndex | None = None
+    prefix_index_blocks_max: int = 262_144
+    prefix_index_ttl_s: float = 3600.0
+    cache_threshold: float = 0.3
+    balance_abs: int = 64
+    balance_rel: float = 1.5
+    load_margin: int = 10
+    prefix_tokens: int = 256
+    prefill_load_scale: float = 1.0
+    sticky_score: float = 0.8
+    prefill_tokens_per_s: float = 15_928.0
+    ttft_penalty_s: float = 18.0
+    tokens_per_s: float = 2000.0
+    decay_s: float = 10.0
+
+    def index(self) -> PrefixIndex:
+        """Return the index to ask.
+
+        >>> len(PolicyOptions().index())
+        0
+        """
+        given = self.prefix_index
+        if given is not None:
+            return given
+        return PrefixIndex(self.prefix_index_blocks_max, self.prefix_index_ttl_s)
 
     def rank(self) -> Callable[[str], int] | None:
         """Return the order among equal workers, as a key by worker id; None for the order of the ids themselves.
@@ -100,8 +136,32 @@ PolicyFactory = Callable[[PolicyOptions, RandomSource], Policy]
 
 POLICIES: Mapping[str, PolicyFactory] = {
     "affinity": lambda options, random: Affinity(options.load_factor),
+    "cache_aware": lambda options, random: CacheAware(
+        options.index(),
+        cache_threshold=options.cache_threshold,
+        balance_abs=options.balance_abs,
+        balance_rel=options.balance_rel,
+        rank=options.rank(),
+    ),
+    "kv_cost": lambda options, random: KvCost(
+        options.index(), prefill_load_scale=options.prefill_load_scale, rank=options.rank()
+    ),
     "least_outstanding": lambda options, random: LeastOutstanding(options.rank()),
+    "least_tokens": lambda options, random: LeastTokens(options.tokens_per_s, options.rank()),
+    "peak_ewma": lambda options, random: PeakEwma(random, options.decay_s),
     "power_of_two": lambda options, random: PowerOfTwo(random),
+    "prefix_hash": lambda options, random: PrefixHash(
+        options.load_factor,
+        load_margin=options.load_margin,
+        prefix_tokens=options.prefix_tokens,
+    ),
+    "sticky_until_saturated": lambda options, random: StickyUntilSaturated(
+        options.index(),
+        sticky_score=options.sticky_score,
+        prefill_tokens_per_s=options.prefill_tokens_per_s,
+        ttft_penalty_s=options.ttft_penalty_s,
+        rank=options.rank(),
+    ),
     "weighted": lambda options, random: Weighted(options.rank()),
 }
 

@@ -8,12 +8,13 @@ the same order. No state about prompts is kept, so gateways agree without talkin
 
 from bisect import bisect_left
 from collections.abc import Callable
+from copy import copy
 from functools import lru_cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, ClassVar
 
 from pointsman.domain.policy.consideration import Consideration
-from pointsman.domain.ring import Ring, bounded_cap, hash64
+from pointsman.domain.ring import Ring, bounded_cap, place_of
 
 if TYPE_CHECKING:
     from pointsman.domain.request import InferenceRequest
@@ -37,7 +38,7 @@ ORDER = 3
 """How many of these: all of them are full at once only on a busy fleet, and then the ring is walked."""
 
 _ID = attrgetter("id")
-_key_position = lru_cache(maxsize=8192)(hash64)
+_key_position = lru_cache(maxsize=8192)(place_of)
 
 
 class _Fleet:
@@ -87,19 +88,16 @@ class Affinity:
         fleet = self._latest
         if workers is not fleet.workers:
             self._latest = fleet = self._fleet_of(workers)
-        key = request.prefix_key
+        key = self._key_of(request)
         order = fleet.orders.get(key)
         if order is None:
             order = self._order_of(fleet, key)
-        total = 0
-        for worker in workers:
-            total += load(worker)
-        cap = bounded_cap(total, len(workers), self._load_factor)
+        cap = self._cap_of(sum(map(load, workers)), len(workers))
         for worker in order:
             if load(worker) < cap:
                 return worker, "affinity" if worker is order[0] else "load"
-        loads = {worker.id: load(worker) for worker in workers}
-        chosen = fleet.ring.place(_key_position(key), loads, self._load_factor)[1]
+        fitting = {worker.id for worker in workers if load(worker) < cap}
+        chosen = fleet.ring.clockwise(_key_position(key), fitting, 1)[0]
         return workers[_index_of(workers, chosen)], "load"
 
     def consider(
@@ -119,15 +117,15 @@ class Affinity:
         ((1.0, 3.0, 2.0, 0.0), 'owner; full, the cap is 2')
         """
         ids = {worker.id for worker in workers}
-        twin = Affinity(self._load_factor)
+        twin = copy(self)
+        twin._latest, twin._fleets, twin._kept = _Fleet((), Ring()), {}, 0
         # A ring that has them all answers for them as it is; any other would be changed by the pick.
         twin._rings = [ring for ring in self._rings if all(name in ring for name in ids)]
         pick, reason = twin.pick(workers, load, request)
-        position = hash64(request.prefix_key)
+        position = place_of(self._key_of(request))
         order = twin._latest.ring.clockwise(position, ids, len(workers))
         places = {name: place for place, name in enumerate(order)}
-        total = sum([load(worker) for worker in workers])
-        cap = bounded_cap(total, len(workers), self._load_factor)
+        cap = self._cap_of(sum(map(load, workers)), len(workers))
         notes = []
         for worker in workers:
             words = ["owner"] if places[worker.id] == 0 else []
@@ -142,6 +140,14 @@ class Affinity:
             rule=f"the first clockwise from the prompt's beginning with a load below {cap} wins",
             repeatable=True,
         )
+
+    def _key_of(self, request: "InferenceRequest") -> bytes:
+        """Return what of a prompt is placed on the ring."""
+        return request.prefix_key
+
+    def _cap_of(self, total: int, n: int) -> int:
+        """Return the load at which a worker is full; one of the `n` that hold `total` must stay below it."""
+        return bounded_cap(total, n, self._load_factor)
 
     def _fleet_of(self, workers: "tuple[Worker, ...]") -> _Fleet:
         fleet = self._fleets.get(id(workers))

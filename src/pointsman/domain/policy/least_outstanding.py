@@ -42,13 +42,16 @@ class LeastOutstanding:
         'b'
         """
         rank = self._rank
+        if rank is None:
+            # They are sorted by id, and the first of equals is the minimum.
+            return min(workers, key=load), "load"
         best = workers[0]
         least = load(best)
         for worker in workers[1:]:
             candidate = load(worker)
             if candidate < least:
                 best, least = worker, candidate
-            elif rank is not None and candidate == least and rank(worker.id) < rank(best.id):
+            elif candidate == least and rank(worker.id) < rank(best.id):
                 best = worker
         return best, "load"
 

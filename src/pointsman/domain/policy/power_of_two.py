@@ -18,7 +18,25 @@ if TYPE_CHECKING:
     from pointsman.domain.request import InferenceRequest
     from pointsman.domain.worker import Worker
 
-__all__ = ["PowerOfTwo"]
+__all__ = ["PowerOfTwo", "draw_two"]
+
+
+def draw_two(workers: "tuple[Worker, ...]", random: "RandomSource") -> "tuple[Worker, Worker]":
+    """Return two different ones of at least two workers; every ordered pair is as likely.
+
+    >>> from random import Random
+    >>> from pointsman.domain.worker import Worker
+    >>> fleet = tuple(Worker(name, model="m", http_address="127.0.0.1:8001") for name in "abc")
+    >>> [worker.id for worker in draw_two(fleet, Random(1))]
+    ['a', 'c']
+    """
+    n = len(workers)
+    i = int(random.random() * n)
+    # The second is drawn from the n - 1 others: those from i on are one place further.
+    j = int(random.random() * (n - 1))
+    if j >= i:
+        j += 1
+    return workers[i], workers[j]
 
 
 class PowerOfTwo:
@@ -47,16 +65,9 @@ class PowerOfTwo:
         >>> PowerOfTwo(Random(1)).pick((a, b), load_of, InferenceRequest("m", "r1"))[0].id
         'b'
         """
-        n = len(workers)
-        if n == 1:
+        if len(workers) == 1:
             return workers[0], "load"
-        draw = self._random.random
-        i = int(draw() * n)
-        # The second is drawn from the n - 1 others: those from i on are one place further.
-        j = int(draw() * (n - 1))
-        if j >= i:
-            j += 1
-        first, second = workers[i], workers[j]
+        first, second = draw_two(workers, self._random)
         return (first if load(first) <= load(second) else second), "load"
 
     def consider(
