@@ -531,7 +531,7 @@ class Gateway:
         wanted = (await asyncio.to_thread(self._load)).gateway
         changed, restart = changed_options(self.config, wanted)
         policy = self.router.policy
-        if {"route_policy", "affinity_load_factor", "tie_break"} & set(changed):
+        if {"route_policy", "affinity_load_factor", "tie_break", "ttft_target_s"} & set(changed):
             policy = parts.policy(wanted, self._index)
         rotations = [await asyncio.to_thread(each.prepare) for each in self._rotating]
         if self._keys:

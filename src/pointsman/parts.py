@@ -184,6 +184,7 @@ def policy(options: GatewayConfig, index: PrefixIndex) -> Policy:
                 tie_break=options.tie_break,
                 salt=salt,
                 prefix_index=index,
+                ttft_target_s=options.ttft_target_s,
             ),
             random.Random(),
         )

@@ -100,6 +100,14 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
             "How long a worker is believed to have cached what it was sent.", unit="seconds", gt=0
         ),
     ] = 3600.0
+    ttft_target_s: Annotated[
+        float,
+        option(
+            "When a first token is late: `least_delay` lets a request that is late anywhere make no other one late.",
+            unit="seconds",
+            gt=0,
+        ),
+    ] = 2.0
     tie_break: Annotated[
         Literal["smallest", "salted"],
         option(

@@ -5,7 +5,7 @@ candidates there were and what each held at that moment: `replay` shows a policy
 happened, and tells it where each request really went. So the policy that recorded it, with the same options, decides
 the same, and another one shows where it would have decided otherwise.
 
-What a recording does not have: how much of its cache an engine used, what workers did in between, requests that were
+What a recording does not have: how much of its cache an engine used, or said that it did, what workers did in between, requests that were
 left out when the disk was slow. Hand-offs and rejected steps of cascades are there with the times of the whole request.
 """
 
@@ -207,7 +207,7 @@ def _order(event: _Event) -> tuple[float, int]:
 
 
 def _asked(request: RecordedRequest) -> InferenceRequest:
-    return InferenceRequest.of_blocks(
+    asked = InferenceRequest.of_blocks(
         request.model,
         "",
         hashes_of(request.blocks),
@@ -215,6 +215,8 @@ def _asked(request: RecordedRequest) -> InferenceRequest:
         request.block_tokens,
         Hashed(bytes.fromhex(request.prefix)) if request.prefix else None,
     )
+    asked.stream = request.stream
+    return asked
 
 
 def _output_tokens(request: RecordedRequest) -> int:

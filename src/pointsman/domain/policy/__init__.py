@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from pointsman.domain.policy.affinity import Affinity
 from pointsman.domain.policy.cache_aware import CacheAware
 from pointsman.domain.policy.kv_cost import KvCost
+from pointsman.domain.policy.least_delay import LeastDelay
 from pointsman.domain.policy.least_outstanding import LeastOutstanding
 from pointsman.domain.policy.least_tokens import LeastTokens
 from pointsman.domain.policy.peak_ewma import PeakEwma
@@ -81,7 +82,8 @@ class PolicyOptions:
     with "salted" the order among equals is drawn from `salt`, so that each gateway process has its own.
 
     `prefix_index` is what policies ask for cached prefixes; None for one of their own, of at most
-    `prefix_index_blocks_max` blocks that are believed for `prefix_index_ttl_s` seconds. All others are the constants of
+    `prefix_index_blocks_max` blocks that are believed for `prefix_index_ttl_s` seconds. `ttft_target_s` is when a first
+    token is late, in seconds. All others are the constants of
     one policy each, with the defaults of those who invented it; the module of the policy says what they mean.
     """
 
@@ -91,6 +93,7 @@ class PolicyOptions:
     prefix_index: PrefixIndex | None = None
     prefix_index_blocks_max: int = 262_144
     prefix_index_ttl_s: float = 3600.0
+    ttft_target_s: float = 2.0
     cache_threshold: float = 0.3
     balance_abs: int = 64
     balance_rel: float = 1.5
@@ -145,6 +148,9 @@ POLICIES: Mapping[str, PolicyFactory] = {
     ),
     "kv_cost": lambda options, random: KvCost(
         options.index(), prefill_load_scale=options.prefill_load_scale, rank=options.rank()
+    ),
+    "least_delay": lambda options, random: LeastDelay(
+        options.index(), random, ttft_target_s=options.ttft_target_s, rank=options.rank()
     ),
     "least_outstanding": lambda options, random: LeastOutstanding(options.rank()),
     "least_tokens": lambda options, random: LeastTokens(options.tokens_per_s, options.rank()),

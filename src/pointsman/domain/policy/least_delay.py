@@ -1,0 +1,390 @@
+"""Least delay: a request goes where it adds the least delay, its own and everybody else's.
+
+Others look at what a request finds: how long it waits, what of its prompt is cached. This one also looks at what it
+does to those whom it meets. With v the tokens per second that a worker computes, u those of the prompt that it lacks, p
+those that wait there, n its requests and r the part of its time that it lately spent on prompts, it costs, in seconds:
+
+    p / v                      its wait, the prompts before it
+    WORK x u / v               its own prompt, and the waits of all that come later: work is worth avoiding
+    MEETING x n x u / v        every answer that is being written there waits while a prompt is computed
+    r x T                      its own answer, of T seconds, waits for the prompts that will come
+    CROWD x n                  a larger batch is a slower one
+
+The middle two do what no rule of this kind has to be told: prompts that are long to compute gather where few answers
+are written, short ones where little is computed, so that nobody decodes beside a queue of long prompts (size-interval
+task assignment: Harchol-Balter, Crovella, Murta, On choosing a task assignment policy for a distributed server system,
+JPDC 1999; here nobody sets the intervals). A request that comes later than `ttft_target_s` wherever it goes shall not
+make others late: its own wait counts `LATE` of that, and its answer nothing. Where it can be in time, being late costs
+`MISS_S` more.
+
+Nothing of the engines is assumed: v of a worker is measured, from when prompts were sent and their answers began, a
+part of the fleet's until there is enough of that, so that a new worker is loaded slowly; T is the requests in flight by
+those that come per second (Little's law); and of what should be cached at a worker counts what it reports to have found
+there.
+
+In a fleet of more than `LOOKED_AT` workers it looks at so many of those that have most of the prompt, and at so many
+others, beginning with a random one: the best of 16 is as good as the best of all, as far as can be measured, and
+several gateways do not all go for the same worker.
+
+`docs/decisions/` has the ablations.
+"""
+
+from collections.abc import Callable
+from math import exp, inf
+from typing import TYPE_CHECKING, ClassVar, TypeVar
+
+from pointsman.domain.placement import Placement
+from pointsman.domain.policy.consideration import Consideration
+from pointsman.domain.policy.prefix_aware import PrefixAware, cached_tokens
+from pointsman.domain.policy.tokens import others_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from pointsman.domain.placement import Heard
+    from pointsman.domain.policy import RandomSource
+    from pointsman.domain.prefix_index import PrefixIndex
+    from pointsman.domain.request import InferenceRequest
+    from pointsman.domain.worker import Worker
+
+__all__ = ["LeastDelay"]
+
+WORK = 4.0
+MEETING = 0.5
+CROWD = 0.05
+"""Seconds for each request that is there."""
+
+LATE = 0.2
+MISS_S = 1.0
+
+LOOKED_AT = 16
+
+RECENT_S = 60.0
+"""Time constant of what happened lately."""
+
+ANSWER_S = 10.0
+"""How long answers are thought to take before any has been seen."""
+
+ANSWER_MAX_S = 60.0
+
+SPEED = 8000.0
+"""Prompt tokens per second, before any prompt has been seen."""
+
+KEPT = 0.95
+"""What is left of former measurements after each one of a worker; of the fleet ten times as many count."""
+
+KEPT_BY_FLEET = 0.995
+
+ENOUGH_S = 1.0
+"""Seconds of measured work after which the speed of a worker is its own."""
+
+UNPROVEN = 0.75
+"""The part of the fleet's speed that a worker is trusted with before that."""
+
+SURE_TOKENS = 50_000
+"""How many tokens have to be believed to be cached before reports say how much of that is true."""
+
+
+class _Pace:
+    """What has been measured of one worker."""
+
+    __slots__ = (
+        "believed",
+        "measured",
+        "recent",
+        "recent_at",
+        "reported",
+        "reported_at",
+        "seconds",
+        "speed",
+        "tokens",
+        "trust",
+    )
+
+    def __init__(self, now: float, reported: int) -> None:
+        # Prompt tokens computed, and in how long; tokens per second, once that is known.
+        self.tokens = 0.0
+        self.seconds = 0.0
+        self.speed = 0.0
+        # Tokens sent to it lately that it has to compute, as of `recent_at`.
+        self.recent = 0.0
+        self.recent_at = now
+        # Tokens believed to be cached when they were asked for, those reported, the counter's last value.
+        self.believed = 0.0
+        self.reported = 0.0
+        self.reported_at = reported
+        self.trust = 1.0
+
+    def lately(self, now: float) -> float:
+        """Return the tokens that were sent to it lately, the older the less."""
+        return self.recent * exp((self.recent_at - now) / RECENT_S)
+
+
+class _Placement(Placement):
+    """A placement that knows what was to be computed before it, and says when it has ended."""
+
+    __slots__ = ("_ended", "work")
+
+    def __init__(
+        self,
+        worker: "Worker",
+        prompt_tokens: int,
+        uncached_tokens: int,
+        at: float,
+        heard: "Heard | None",
+        ended: Callable[[], None],
+    ) -> None:
+        super().__init__(worker, prompt_tokens, uncached_tokens, at, heard)
+        self.work = worker.pending_tokens
+        self._ended: Callable[[], None] | None = ended
+
+    def ended(self) -> None:
+        super().ended()
+        ended, self._ended = self._ended, None
+        if ended is not None:
+            ended()
+
+
+class LeastDelay(PrefixAware):
+    """Least added delay; `ttft_target_s` (above 0) is when a first token is late, infinity for never."""
+
+    __slots__ = (
+        "_arrived",
+        "_arrived_at",
+        "_now",
+        "_open",
+        "_paces",
+        "_random",
+        "_seconds",
+        "_target_s",
+        "_tokens",
+    )
+
+    name: ClassVar[str] = "least_delay"
+
+    def __init__(
+        self,
+        index: "PrefixIndex",
+        random: "RandomSource",
+        *,
+        ttft_target_s: float = 2.0,
+        rank: Callable[[str], int] | None = None,
+    ) -> None:
+        super().__init__(index, rank)
+        self._random = random
+        self._target_s = ttft_target_s
+        self._paces: dict[Worker, _Pace] = {}
+        self._now = -inf
+        # Of the fleet: prompt tokens computed and in how long; requests in flight, and those that came lately.
+        self._tokens = SPEED * 0.1
+        self._seconds = 0.1
+        self._open = 0
+        self._arrived = 0.0
+        self._arrived_at = 0.0
+
+    def pick(
+        self,
+        workers: "tuple[Worker, ...]",
+        load: "Callable[[Worker], int]",
+        request: "InferenceRequest",
+    ) -> "tuple[Worker, str]":
+        """Return the worker of the least added delay; reason `affinity` if it has some of the prompt, else `load`.
+
+        >>> from random import Random
+        >>> from pointsman.domain.prefix_index import PrefixIndex
+        >>> from pointsman.domain.request import InferenceRequest
+        >>> from pointsman.domain.worker import Worker, load_of
+        >>> policy = LeastDelay(PrefixIndex(1024, 60.0), Random(1))
+        >>> fleet = tuple(Worker(name, model="m", http_address="127.0.0.1:8001") for name in "ab")
+        >>> request = InferenceRequest.of_blocks("m", "r1", (7, 8), 1024, 512)
+        >>> policy.placed(fleet[1], request, 1.0).ended()
+        >>> policy.pick(fleet, load_of, request)
+        (<Worker b unified m routable load 0>, 'affinity')
+        >>> fleet[1].pending_tokens = 40_000
+        >>> policy.pick(fleet, load_of, request)
+        (<Worker a unified m routable load 0>, 'load')
+        """
+        matched = self.index.match(request.blocks, workers)
+        looked_at, cached = self._looked_at(workers, matched, request)
+        costs = self._costs(looked_at, cached, request)
+        least = min(costs)
+        number = costs.index(least)
+        if costs.count(least) == 1:
+            worker = looked_at[number]
+            return worker, "affinity" if cached[number] else "load"
+        equals = [
+            (w, c) for w, c, cost in zip(looked_at, cached, costs, strict=True) if cost == least
+        ]
+        worker = self._least.pick(tuple([each for each, _ in equals]), load, request)[0]
+        return worker, "affinity" if dict(equals)[worker] else "load"
+
+    def consider(
+        self,
+        workers: "tuple[Worker, ...]",
+        load: "Callable[[Worker], int]",
+        request: "InferenceRequest",
+    ) -> "Consideration":
+        """Return the next pick; the scores are the delays, in milliseconds.
+
+        >>> from random import Random
+        >>> from pointsman.domain.prefix_index import PrefixIndex
+        >>> from pointsman.domain.request import InferenceRequest
+        >>> from pointsman.domain.worker import Worker, load_of
+        >>> policy = LeastDelay(PrefixIndex(1024, 60.0), Random(1))
+        >>> fleet = tuple(Worker(name, model="m", http_address="127.0.0.1:8001") for name in "ab")
+        >>> fleet[0].in_flight = 2
+        >>> policy.consider(fleet, load_of, InferenceRequest.of_blocks("m", "r1", (7, 8), 800)).scores
+        (1100.0, 800.0)
+        """
+        depths = dict(self.index.match(request.blocks, workers))
+        cached = [cached_tokens(request, depths.get(worker, 0)) for worker in workers]
+        costs = [1000 * cost for cost in self._costs(workers, cached, request)]
+        looked_at = (
+            ""
+            if len(workers) <= LOOKED_AT
+            else f", of {LOOKED_AT} with and {LOOKED_AT} without the prompt"
+        )
+        rule = f"the least added delay, its own and that of others, in ms, wins{looked_at}"
+        return self._consider(workers, self.pick(workers, load, request), costs, request, rule)
+
+    def placed(self, worker: "Worker", request: "InferenceRequest", now: float) -> Placement:
+        """Count `request` as sent to `worker`, and believe from now on that its prompt is cached there."""
+        blocks = request.blocks
+        found = self.index.match(blocks, (worker,))
+        cached = cached_tokens(request, found[0][1]) if found else 0
+        self.index.insert(worker, blocks, now, request.block_tokens)
+        pace = self._paces.get(worker)
+        if pace is None:
+            pace = self._paces[worker] = _Pace(now, worker.cached_tokens)
+        uncached = request.prompt_tokens - round(pace.trust * cached)
+        pace.recent = pace.lately(now) + uncached
+        pace.recent_at = now
+        _compare(pace, cached, worker.cached_tokens)
+        self._arrived = self._lately(now) + 1.0
+        self._arrived_at = self._now = now
+        self._open += 1
+        # The first byte of an answer that comes whole says nothing of its prompt.
+        heard = self._heard if request.stream else None
+        return _Placement(worker, request.prompt_tokens, uncached, now, heard, self._ended)
+
+    def left(self, worker: "Worker") -> None:
+        """Forget all about a worker that is gone."""
+        super().left(worker)
+        self._paces.pop(worker, None)
+
+    def _heard(self, placement: Placement, now: float) -> None:
+        pace = self._paces.get(placement.worker)
+        if pace is None or not isinstance(placement, _Placement):
+            return
+        seconds = max(now - placement.at, 0.0)
+        pace.tokens = KEPT * pace.tokens + placement.work
+        pace.seconds = KEPT * pace.seconds + seconds
+        if pace.seconds >= ENOUGH_S and pace.tokens >= 1:
+            pace.speed = pace.tokens / pace.seconds
+        self._tokens = KEPT_BY_FLEET * self._tokens + placement.work
+        self._seconds = KEPT_BY_FLEET * self._seconds + seconds
+
+    def _ended(self) -> None:
+        self._open -= 1
+
+    def _lately(self, now: float) -> float:
+        """Return the requests that came lately, the older the less."""
+        return self._arrived * exp((self._arrived_at - now) / RECENT_S)
+
+    def _answer_s(self) -> float:
+        """Return how long requests are here, on average, in seconds."""
+        if not self._arrived:
+            return ANSWER_S
+        return min(self._open * RECENT_S / self._arrived, ANSWER_MAX_S)
+
+    def _looked_at(
+        self,
+        workers: "tuple[Worker, ...]",
+        matched: "Sequence[tuple[Worker, int]]",
+        request: "InferenceRequest",
+    ) -> "tuple[Sequence[Worker], list[int]]":
+        """Return the workers to choose from, and how many tokens of the prompt each of them has."""
+        count = len(matched)
+        if len(workers) <= LOOKED_AT:
+            depths = dict(matched)
+        elif 2 * count > len(workers):
+            # Hardly anybody has nothing of it: one that has little stands for these.
+            most = LOOKED_AT // 2
+            rest = _some(matched, most, 2 * LOOKED_AT - most, self._random.random())
+            depths = dict([*matched[:most], *rest])
+            workers = tuple(depths)
+        else:
+            having = dict(matched)
+            most = LOOKED_AT // 2
+            depths = dict(
+                matched
+                if count <= LOOKED_AT
+                else [*matched[:most], *_some(matched, most, most, self._random.random())]
+            )
+            for worker in _some(workers, 0, LOOKED_AT, self._random.random()):
+                if worker not in depths:
+                    depths[worker] = having.get(worker, 0)
+            workers = tuple(depths)
+        get = depths.get
+        return workers, [cached_tokens(request, get(worker, 0)) for worker in workers]
+
+    def _costs(
+        self, workers: "Iterable[Worker]", cached: "Iterable[int]", request: "InferenceRequest"
+    ) -> list[float]:
+        """Return the added delay at each worker, in seconds."""
+        prompt, now, paces, target_s = request.prompt_tokens, self._now, self._paces, self._target_s
+        unproven = UNPROVEN * self._tokens / self._seconds
+        answers = self._answer_s() / RECENT_S
+        soonest = inf
+        parts = []
+        for worker, tokens in zip(workers, cached, strict=True):
+            have: float = tokens
+            count, pending = worker.in_flight, worker.pending_tokens
+            if worker.queue_depth > count:
+                pending += others_tokens(worker)
+            speed, lately = unproven, 0.0
+            pace = paces.get(worker)
+            if pace is not None:
+                have = tokens * pace.trust
+                speed = pace.speed or speed
+                lately = pace.recent * exp((pace.recent_at - now) / RECENT_S)
+            wait_s = pending / speed
+            own_s = (prompt - have) / speed
+            if wait_s + own_s < soonest:
+                soonest = wait_s + own_s
+            others_s = (WORK + MEETING * count) * own_s + CROWD * count
+            parts.append((wait_s, own_s, others_s, answers * lately / speed))
+        if soonest > target_s:
+            return [LATE * wait_s + others_s for wait_s, _, others_s, _ in parts]
+        return [
+            wait_s + others_s + answer_s + (MISS_S if wait_s + own_s > target_s else 0.0)
+            for wait_s, own_s, others_s, answer_s in parts
+        ]
+
+
+def _compare(pace: _Pace, believed: int, reported: int) -> None:
+    """Learn how much of what is believed to be cached a worker finds; `reported` is its counter of tokens, or -1."""
+    if reported < 0:
+        return
+    pace.believed += believed
+    # A counter that went back is one that began anew.
+    pace.reported += max(reported - pace.reported_at, 0)
+    pace.reported_at = reported
+    if pace.believed >= SURE_TOKENS:
+        pace.trust = min(pace.reported / pace.believed, 1.0)
+        pace.believed *= 0.5
+        pace.reported *= 0.5
+
+
+Each = TypeVar("Each")
+
+
+def _some(items: "Sequence[Each]", begin: int, count: int, draw: float) -> "Sequence[Each]":
+    """Return `count` items in a row, of those from `begin` on, from where a draw of [0, 1) says, round the end."""
+    room = len(items) - begin
+    if room <= count:
+        return items[begin:]
+    start = begin + int(draw * room)
+    found = items[start : start + count]
+    missing = count - len(found)
+    return found if not missing else [*found, *items[begin : begin + missing]]
