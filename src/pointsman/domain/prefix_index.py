@@ -28,10 +28,7 @@ from typing import TYPE_CHECKING, cast
 if TYPE_CHECKING:
     from pointsman.domain.worker import Worker
 
-__all__ = ["ENGINE_BLOCK_TOKENS", "PrefixIndex"]
-
-ENGINE_BLOCK_TOKENS = 16
-"""Tokens in a block of an engine's own, of which `Worker.kv_total_blocks` says how many it has room for."""
+__all__ = ["PrefixIndex"]
 
 SPARE = 32
 """A worker that is full gives one block in so many of its room at a time."""
@@ -164,9 +161,8 @@ class PrefixIndex:
                 masks[block] = bit if mask is None else mask | bit
             believed[block] = now
         self._size += len(believed) - before
-        # Of one that was listed that number is its weight.
-        if worker.kv_total_blocks > 0 and not worker.static and worker not in self._followed:
-            room = max(worker.kv_total_blocks * ENGINE_BLOCK_TOKENS // block_tokens, 1)
+        if worker.kv_tokens > 0 and worker not in self._followed:
+            room = max(worker.kv_tokens // block_tokens, 1)
             if len(believed) > room:
                 self._drop(
                     cache, believed, list(islice(believed, len(believed) - _goal(room, SPARE)))
