@@ -10,8 +10,8 @@ Where engines publish what they cache (KV events), that is known and not only be
 the engine does. What was routed since is then believed for `speculative_s`, until the event of it arrives. Only
 `blocks_max` holds for all, so that nobody can make the gateway's memory grow; what is known goes last.
 
-Who has how much comes in groups: at most one for each block, and each has in it all that have more. So a group is mostly
-the whole fleet or a few of it, the same ones again and again, and is kept with what it takes to pick them out.
+Who has how much comes in groups: at most one for each block, and each has in it all that have more. So a group is
+mostly the whole fleet or a few of it, the same ones again and again, and is kept with what it takes to pick them out.
 
 Who has a block is one int per block, a bit for each worker: a step of a look-up is one `dict.get` and one `&`, however
 many workers there are. A hash covers all blocks before its own, so it never stands behind two different ones; and since
@@ -187,7 +187,7 @@ class PrefixIndex:
     def match(
         self, blocks: "Sequence[int]", workers: "Sequence[Worker]"
     ) -> "list[tuple[Worker, int]]":
-        """Return those of `workers` that have the first of `blocks`, each with how many of them in a row, most first."""
+        """Return those of `workers` that have the first of `blocks`, each with how many in a row, most first."""
         found: list[tuple[Worker, int]] = []
         more = 0
         for depth, bits in self._depths(blocks, self._fleet_of(workers).bits):
