@@ -109,8 +109,8 @@ def moved(worker: Worker, random: Random, *, busy: bool) -> None:
     """Give a worker other numbers: few of them, so that many are equal."""
     worker.in_flight = random.choice((0, 1, 2, 9)) if busy else 0
     worker.queue_depth = random.choice((0, 0, 1, 3)) if busy else 0
-    worker.pending_tokens = random.choice((0, 512, 1024, 4096, 9000)) if busy else 0
-    worker.active_tokens = random.choice((0, 512, 1024, 4096)) if busy else 0
+    worker.pending_tokens = random.choice((0, 128, 256, 384, 512, 4096, 9000)) if busy else 0
+    worker.active_tokens = random.choice((0, 128, 256, 4096)) if busy else 0
 
 
 @pytest.mark.parametrize("seed", range(24))

@@ -114,7 +114,7 @@ class PrefixAware:
         Who is in a group and has more than it is judged too dear there, so it never wins by that. As soon as not even
         the cheapest of all could win with what a group has, nobody can with that or less.
         """
-        least, gained = inf, inf
+        least = inf
         won: list[tuple[float, tuple[Worker, ...], Sequence[float]]] = []
         for depth, group in reached:
             gain = credit * cached_tokens(request, depth)
@@ -127,11 +127,10 @@ class PrefixAware:
                 lowest, among = min(having), ()
             cost = lowest - gain
             if cost <= least:
-                if cost < least or gain == gained:
-                    # Those who gain as much are in this group, too.
+                if cost < least:
                     won.clear()
                 won.append((lowest, among or group.workers, having))
-                least, gained = cost, gain
+                least = cost
         equals = [those_at(*each) for each in won]
         return least, equals[0] if len(equals) == 1 else tuple(sorted(chain(*equals), key=_ID))
 
