@@ -101,15 +101,18 @@ def test_everything_that_is_read_is_said() -> None:
     worker = Worker("a", model="m", http_address="h:1", dialect="sglang", role=Role.PREFILL)
     worker.served = (ServedModel("fr", "m", 512),)
     worker.kv_usage, worker.cached_tokens, worker.remote_tokens = 0.5, 7, 8
+    worker.kv_tokens = 4096
     worker.degraded = "load: 404"
     status = status_of(worker, "10.0.0.1:1")
     assert (status.http_address, status.role, status.dialect) == ("10.0.0.1:1", "prefill", "sglang")
     assert [(each.id, each.parent) for each in status.served] == [("fr", "m")]
     assert (status.kv_usage, status.cached_tokens, status.remote_tokens) == (0.5, 7, 8)
+    assert status.kv_tokens == 4096
     assert status.degraded == "load: 404"
     nothing = status_of(Worker("a", model="m", http_address="h:1"), "h:1")
     assert not any(
-        nothing.HasField(each) for each in ("kv_usage", "cached_tokens", "remote_tokens")
+        nothing.HasField(each)
+        for each in ("kv_usage", "cached_tokens", "remote_tokens", "kv_tokens")
     )
 
 

@@ -166,6 +166,8 @@ def status_of(worker: Worker, address: str) -> WorkerStatus:
         slots=worker.slots,
         degraded=worker.degraded,
     )
+    if worker.kv_tokens > 0:
+        status.kv_tokens = worker.kv_tokens
     if worker.kv_usage >= 0:
         status.kv_usage = worker.kv_usage
     if worker.cached_tokens >= 0:

@@ -77,7 +77,7 @@ def test_registry_over_grpc() -> None:
             assert fleet.routable() == ["a"]
             (worker,) = fleet.registry.snapshot()
             assert (worker.http_address, worker.queue_depth) == ("127.0.0.1:8000", 2)
-            assert worker.kv_total_blocks == 2048
+            assert (worker.kv_total_blocks, worker.kv_tokens) == (2048, 2048 * 16)
 
             fleet.registry.route_epoch = 7
             fleet.registry.drain("m")
@@ -187,6 +187,32 @@ NONSENSE = [
     (status(kv_free_blocks=-1).SerializeToString(), "kv_free_blocks is negative"),
     (status(kv_total_blocks=-1).SerializeToString(), "kv_total_blocks is negative"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("said", "tokens"),
+    [
+        ({"kv_total_blocks": 4}, 64),
+        ({"kv_total_blocks": 4, "dialect": "tl"}, 64),
+        ({"kv_total_blocks": 4, "kv_tokens": 80}, 80),
+        ({"kv_total_blocks": 4, "kv_tokens": 0}, 0),
+        ({"kv_total_blocks": 4, "dialect": "llamacpp"}, 0),
+        ({"kv_total_blocks": 4, "dialect": "vllm", "kv_tokens": 2**32 - 1}, 2**32 - 1),
+        ({"kv_total_blocks": 2**31 - 1}, 2**35 - 16),
+    ],
+)
+def test_what_a_beat_says_of_the_room_in_tokens(said: dict[str, Any], tokens: int) -> None:
+    async def story() -> None:
+        async with over_grpc() as fleet:
+            for _ in range(2):
+                await fleet.beat(**said)
+                (worker,) = fleet.registry.snapshot()
+                assert worker.kv_tokens == tokens
+            # The next beat is believed, too.
+            await fleet.beat(**said | {"kv_tokens": 16})
+            assert worker.kv_tokens == 16
+
+    asyncio.run(story())
 
 
 def test_one_worker_too_many_is_resource_exhausted_and_the_others_are_heard() -> None:

@@ -23,7 +23,7 @@ def metrics(*, running: int = 3, waiting: int = 5, cached: int = 7) -> Probed:
         f"vllm:num_requests_waiting {waiting}.0",
         f"vllm:prefix_cache_hits_total {cached}.0",
         "vllm:kv_cache_usage_perc 0.25",
-        'vllm:cache_config_info{num_gpu_blocks="1000"} 1.0',
+        'vllm:cache_config_info{num_gpu_blocks="1000",block_size="16"} 1.0',
     )
     return Probed(200, "\n".join((*lines, "")).encode())
 
@@ -69,6 +69,7 @@ def test_the_first_good_round_is_enough_and_all_that_is_said_is_taken() -> None:
         queue_depth=5,
         kv_total_blocks=1000,
         kv_free_blocks=750,
+        kv_tokens=16_000,
         max_model_len=2048,
         kv_usage=0.25,
         cached_tokens=7,
@@ -278,11 +279,14 @@ def test_counts_are_within_what_an_agent_can_tell_on() -> None:
     body = b'{"data":[{"id":"m","max_model_len":9000000000000000000}]}'
     engine.answers["/v1/models"] = Probed(200, body)
     lines = (
-        b'vllm:num_requests_running 1e300\nvllm:cache_config_info{num_gpu_blocks="9999999999"} 1\n'
+        b"vllm:num_requests_running 1e300\n"
+        b'vllm:cache_config_info{num_gpu_blocks="9999999999",block_size="16"} 1\n'
     )
     seen = engine.round(metrics=Probed(200, lines))
-    assert (seen.running, seen.kv_total_blocks, seen.max_model_len) == 3 * (2**31 - 1,)
-    assert status_of(tell(seen), "h:1").running == 2**31 - 1
+    counts = (seen.running, seen.kv_total_blocks, seen.kv_tokens, seen.max_model_len)
+    assert counts == 4 * (2**31 - 1,)
+    status = status_of(tell(seen), "h:1")
+    assert (status.running, status.kv_tokens) == 2 * (2**31 - 1,)
 
 
 def test_an_engine_on_which_less_than_nothing_runs_is_idle() -> None:
@@ -294,5 +298,5 @@ def test_an_engine_on_which_less_than_nothing_runs_is_idle() -> None:
 def tell(seen: Observation) -> Worker:
     worker = Worker("a", model="m", http_address="h:1", dialect="vllm", polled=True)
     worker.running, worker.kv_total_blocks = seen.running, seen.kv_total_blocks
-    worker.max_model_len = seen.max_model_len
+    worker.max_model_len, worker.kv_tokens = seen.max_model_len, seen.kv_tokens
     return worker

@@ -39,7 +39,7 @@ def test_vllm_under_load() -> None:
     assert (reading.ready, reading.why, reading.degraded) == (True, "", "")
     assert reading.running == 8
     assert reading.waiting
-    assert reading.kv_total_blocks == 728
+    assert (reading.kv_total_blocks, reading.kv_tokens) == (728, 728 * 32)
     assert reading.kv_usage
     assert reading.kv_free_blocks == round(728 * (1 - reading.kv_usage))
     assert reading.models == (ServedModel("smollm2", "", 1024),)
@@ -70,12 +70,13 @@ def test_sglang_over_its_ranks() -> None:
     assert (reading.ready, reading.degraded) == (True, "")
     assert (reading.running, reading.waiting, reading.kv_usage) == (6, 2, 0.5)
     assert (reading.kv_total_blocks, reading.kv_free_blocks) == (200_000 // 16, 100_000 // 16)
+    assert reading.kv_tokens == 200_000
     assert (reading.lora_slots, reading.cached_tokens) == (8, 1024)
     assert reading.models == (ServedModel("qwen", "", 32768), ServedModel("sql", "qwen", 32768))
     old = DIALECTS["sglang"].read({**answers, "/get_load": engine["get_load"].probed})
     assert (old.running, old.waiting, old.kv_usage, old.degraded) == (5, 2, None, "")
     # The size comes from /server_info then.
-    assert old.kv_total_blocks == 100_000 // 16
+    assert (old.kv_total_blocks, old.kv_tokens) == (100_000 // 16, 100_000)
 
 
 def test_llamacpp_with_and_without_its_metrics() -> None:
@@ -85,12 +86,12 @@ def test_llamacpp_with_and_without_its_metrics() -> None:
     reading = DIALECTS["llamacpp"].read(answers)
     assert (reading.ready, reading.degraded) == (True, "")
     assert (reading.running, reading.waiting) == (0, 0)
-    assert (reading.kv_total_blocks, reading.kv_free_blocks) == (2, 2)
+    assert (reading.kv_total_blocks, reading.kv_free_blocks, reading.kv_tokens) == (2, 2, 4096)
     assert reading.cached_tokens
     assert reading.models == (ServedModel("smol", "", 2048),)
     off = {**answers, "/metrics": engine["metrics_off"].probed}
     slots = DIALECTS["llamacpp"].read({**off, "/slots": engine["slots"].probed})
-    assert (slots.running, slots.waiting) == (0, None)
+    assert (slots.running, slots.waiting, slots.kv_tokens) == (0, None, 4096)
     assert slots.degraded == "metrics 501, load from /slots without the queue"
     nothing = DIALECTS["llamacpp"].read({**off, "/slots": engine["slots_off"].probed})
     assert (nothing.running, nothing.kv_free_blocks) == (None, None)

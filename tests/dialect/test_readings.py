@@ -107,6 +107,7 @@ def test_vllm_by_its_old_and_its_new_names() -> None:
     readings = [DIALECTS["vllm"].read({"/health": OK, "/metrics": said}) for said in (new, old)]
     assert readings[0] == readings[1]
     assert (readings[0].kv_usage, readings[0].kv_free_blocks) == (0.25, 75)
+    assert readings[0].kv_tokens == 1600
     assert (readings[0].cached_tokens, readings[0].remote_tokens) == (8, None)
 
 
@@ -118,13 +119,35 @@ def test_vllm_over_its_ranks_and_with_adapters() -> None:
         'vllm:kv_cache_usage_perc{engine="0"} 0.5',
         'vllm:kv_cache_usage_perc{engine="1"} 0.75',
         'vllm:cache_config_info{engine="0",num_gpu_blocks="100"} 1',
-        'vllm:cache_config_info{engine="1",num_gpu_blocks="None"} 1',
+        'vllm:cache_config_info{engine="1",num_gpu_blocks="None",block_size="16"} 1',
         'vllm:lora_requests_info{max_lora="2",running_lora_adapters=""} 100',
         'vllm:lora_requests_info{max_lora="4",running_lora_adapters="sql"} 200',
     )
     reading = DIALECTS["vllm"].read({"/health": OK, "/metrics": said})
     assert (reading.running, reading.waiting, reading.kv_usage) == (5, 0, 0.75)
     assert (reading.kv_total_blocks, reading.kv_free_blocks, reading.lora_slots) == (100, 25, 4)
+
+
+@pytest.mark.parametrize(
+    ("labels", "blocks", "tokens"),
+    [
+        (['num_gpu_blocks="100",block_size="32"'], 100, 3200),
+        (
+            ['num_gpu_blocks="100",block_size="16"', 'num_gpu_blocks="50",block_size="32"'],
+            150,
+            3200,
+        ),
+        (['num_gpu_blocks="100",block_size="16"', 'num_gpu_blocks="50"'], 150, None),
+        (['num_gpu_blocks="100",block_size="None"'], 100, None),
+        (['num_gpu_blocks="None",block_size="16"'], None, None),
+    ],
+)
+def test_the_room_of_a_vllm_is_in_tokens_where_it_says_how_large_its_blocks_are(
+    labels: list[str], blocks: int | None, tokens: int | None
+) -> None:
+    said = metrics(*[f"vllm:cache_config_info{{{each}}} 1" for each in labels])
+    reading = DIALECTS["vllm"].read({"/health": OK, "/metrics": said})
+    assert (reading.kv_total_blocks, reading.kv_tokens) == (blocks, tokens)
 
 
 def test_vllm_without_its_figures() -> None:
@@ -153,6 +176,24 @@ def test_llamacpp_of_old_builds() -> None:
         {"/health": OK, "/metrics": Probed(501), "/slots": slots, "/props": Probed(404)}
     )
     assert (reading.running, reading.kv_total_blocks, reading.kv_free_blocks) == (1, 2, 1)
+    assert reading.kv_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("path", "said", "slots", "tokens"),
+    [
+        ("/props", b'{"total_slots":4,"default_generation_settings":{"n_ctx":512}}', 4, 2048),
+        ("/props", b'{"total_slots":4,"default_generation_settings":{}}', 4, None),
+        ("/props", b'{"total_slots":4}', 4, None),
+        ("/slots", b'[{"id":0,"n_ctx":512},{"id":1,"n_ctx":512}]', 2, 1024),
+        ("/slots", b"[]", 0, None),
+    ],
+)
+def test_the_room_of_a_llamacpp_is_that_of_all_its_slots(
+    path: str, said: bytes, slots: int, tokens: int | None
+) -> None:
+    reading = DIALECTS["llamacpp"].read({"/health": OK, path: Probed(200, said)})
+    assert (reading.slots, reading.kv_tokens) == (slots, tokens)
 
 
 def test_llamacpp_without_its_figures() -> None:
@@ -173,7 +214,7 @@ def test_our_own_engine_where_it_is_listed(status: str, code: int) -> None:
     assert (reading.ready, reading.why, reading.degraded) == (True, "", "")
     assert reading.draining is (status == "draining")
     assert (reading.waiting, reading.running) == (2, 1)
-    assert (reading.kv_free_blocks, reading.kv_total_blocks) == (3, 4)
+    assert (reading.kv_free_blocks, reading.kv_total_blocks, reading.kv_tokens) == (3, 4, 64)
 
 
 def test_our_own_engine_that_says_little() -> None:
@@ -348,13 +389,14 @@ def test_an_adapter_of_a_model_that_has_no_name_is_left_out() -> None:
         b'vllm:cache_config_info{num_gpu_blocks="' + 5000 * b"9" + b'"} 1\n',
         b'vllm:cache_config_info{num_gpu_blocks="' + 400 * b"9" + b'"} 1\n'
         b"vllm:kv_cache_usage_perc 0.5\n",
+        b'vllm:cache_config_info{num_gpu_blocks="' + 400 * b"9" + b'",block_size="16"} 1\n',
         b'vllm:lora_requests_info{max_lora="' + 5000 * b"9" + b'"} 1\n',
     ],
 )
 def test_numbers_beyond_all_measure_make_nobody_raise(lines: bytes) -> None:
     reading = DIALECTS["vllm"].read({"/health": Probed(200), "/metrics": Probed(200, lines)})
     assert reading.ready
-    assert reading.kv_total_blocks is None
+    assert (reading.kv_total_blocks, reading.kv_tokens) == (None, None)
     assert reading.lora_slots is None
     assert reading.running in (None, 2**53)
 

@@ -19,7 +19,7 @@ from pointsman.domain.policy.peak_ewma import PeakEwma
 from pointsman.domain.policy.power_of_two import PowerOfTwo
 from pointsman.domain.policy.prefix_hash import PrefixHash
 from pointsman.domain.policy.sticky_until_saturated import StickyUntilSaturated
-from pointsman.domain.policy.weighted import GENERATION, Weighted
+from pointsman.domain.policy.weighted import GENERATION, SEATED, Weighted
 from pointsman.domain.request import InferenceRequest
 from pointsman.domain.ring import Ring, hash64
 from pointsman.domain.worker import Worker, load_of
@@ -195,7 +195,8 @@ def test_counters_of_workers_that_are_gone_are_dropped_and_none_that_stays_is_lo
         policy.pick(fleet(f"gone-{number}"), load_of, REQUEST)
     # The pattern of every four is unbroken through all generations.
     assert made == ["big", "big", "small", "big"] * GENERATION
-    assert len(policy._present) + len(policy._former) <= 2 * GENERATION + 4
+    assert len(policy._counters) <= GENERATION + 2
+    assert len(policy._rounds) <= SEATED
 
 
 # power_of_two

@@ -10,10 +10,8 @@ from pointsman.domain.registry import Registry, WorkerReport
 from pointsman.domain.worker import Role, Worker
 
 
-def worker(worker_id: str = "a", kv_total_blocks: int = 0) -> Worker:
-    return Worker(
-        worker_id, model="m", http_address="127.0.0.1:8000", kv_total_blocks=kv_total_blocks
-    )
+def worker(worker_id: str = "a", kv_tokens: int = 0) -> Worker:
+    return Worker(worker_id, model="m", http_address="127.0.0.1:8000", kv_tokens=kv_tokens)
 
 
 def chain(text: str) -> tuple[int, ...]:
@@ -105,7 +103,7 @@ def test_fleets_in_a_list_and_more_fleets_than_are_remembered() -> None:
 
 
 def test_what_was_used_longest_ago_goes_first_and_of_a_prompt_its_end() -> None:
-    a = worker(kv_total_blocks=1)
+    a = worker(kv_tokens=16)
     index = PrefixIndex(1000, 60.0)
     # Room for 8 blocks of 2 tokens.
     index.insert(a, chain("12345"), 0.0, 2)
@@ -122,7 +120,7 @@ def test_what_was_used_longest_ago_goes_first_and_of_a_prompt_its_end() -> None:
 
 
 def test_of_a_prompt_longer_than_the_room_the_beginning_is_believed() -> None:
-    a = worker(kv_total_blocks=1)
+    a = worker(kv_tokens=16)
     index = PrefixIndex(1000, 60.0)
     index.insert(a, chain("a long prompt"), 0.0, 4)
     assert found(index, "a long prompt", [a]) == {"a": 4}
@@ -135,13 +133,13 @@ def test_a_worker_that_does_not_tell_has_room_for_all_and_one_that_tells_later_h
     index = PrefixIndex(1000, 60.0)
     index.insert(a, chain("0123456789" * 9), 0.0)
     assert index.blocks_of(a) == 90
-    a.kv_total_blocks = 80
+    a.kv_tokens = 80 * 16
     index.insert(a, chain("x"), 1.0)
     assert index.blocks_of(a) == 10
 
 
 def test_a_worker_with_much_room_gives_a_part_of_it_at_a_time() -> None:
-    a = worker(kv_total_blocks=640)
+    a = worker(kv_tokens=640 * 16)
     index = PrefixIndex(10_000, 1e9)
     sizes = []
     for number in range(300):
@@ -255,11 +253,15 @@ def test_new_limits_hold_from_the_next_insertion_on() -> None:
         index.set_limits(0, 10.0)
 
 
-def test_the_weight_of_a_listed_worker_is_no_limit_to_what_it_has() -> None:
+def test_the_room_of_a_worker_is_in_tokens_and_its_weight_is_no_limit() -> None:
+    # And neither is what it counts its cache in: slots, or pages of any size.
     listed = Worker("a", model="m", http_address="h:1", static=True, kv_total_blocks=1)
     index = PrefixIndex(1000, 1000.0)
     index.insert(listed, chain("one"), 0.0)
     assert found(index, "one", [listed]) == {"a": 3}
+    listed.kv_tokens = 256
+    index.insert(listed, chain("one"), 1.0)
+    assert found(index, "one", [listed]) == {"a": 2}
 
 
 # ------------------------------------------------------------------ who is gone
@@ -326,7 +328,7 @@ def test_k09_two_workers_behind_one_address_have_each_its_own() -> None:
 
 
 def test_what_an_engine_says_is_known_until_it_says_otherwise() -> None:
-    a = worker(kv_total_blocks=1)
+    a = worker(kv_tokens=16)
     index = PrefixIndex(1000, 60.0)
     index.stored(a, chain("a long prompt"), 0.0)
     index.expire(1e6)
@@ -342,7 +344,7 @@ def test_what_an_engine_says_is_known_until_it_says_otherwise() -> None:
 
 
 def test_what_was_routed_is_believed_until_its_event_arrives_or_does_not() -> None:
-    a = worker(kv_total_blocks=1)
+    a = worker(kv_tokens=16)
     index = PrefixIndex(1000, 3600.0, speculative_s=10.0)
     index.follow(a)
     index.insert(a, chain("routed and long"), 0.0)
@@ -360,7 +362,7 @@ def test_what_was_routed_is_believed_until_its_event_arrives_or_does_not() -> No
 
 
 def test_when_events_stop_what_was_known_is_believed_for_a_while() -> None:
-    a, b = worker("a", 1), worker("b")
+    a, b = worker("a", 16), worker("b")
     index = PrefixIndex(1000, 60.0)
     index.stored(a, chain("0123456789"), 0.0)
     index.unfollow(a, 100.0)
@@ -397,7 +399,7 @@ def test_what_is_believed_makes_room_for_what_is_known() -> None:
 
 
 def test_a_worker_that_is_purged_is_followed_no_more() -> None:
-    a = worker(kv_total_blocks=1)
+    a = worker(kv_tokens=16)
     index = PrefixIndex(1000, 60.0)
     index.follow(a)
     index.purge(a)

@@ -191,10 +191,10 @@ def test_routable_is_the_same_tuple_until_its_own_workers_change() -> None:
     for worker_id in "ab":
         registry.beat(report(worker_id), 0.0)
     before = registry.routable("smol", Role.UNIFIED)
-    registry.beat(report("a", queue_depth=3, running=2, kv_free_blocks=5, kv_total_blocks=9), 1.0)
+    registry.beat(report("a", queue_depth=3, running=2, kv_free_blocks=5, kv_tokens=9), 1.0)
     assert registry.routable("smol", Role.UNIFIED) is before
     assert (before[0].queue_depth, before[0].running) == (3, 2)
-    assert (before[0].kv_free_blocks, before[0].kv_total_blocks) == (5, 9)
+    assert (before[0].kv_free_blocks, before[0].kv_tokens) == (5, 9)
     registry.beat(report("x", model="other"), 1.0)
     assert registry.routable("smol", Role.UNIFIED) is before
     registry.beat(report("c"), 1.0)
@@ -354,6 +354,7 @@ def test_a_new_incarnation_is_a_new_worker_and_an_omitted_one_is_the_known(
         ({"running": -1}, "running"),
         ({"kv_free_blocks": -1}, "kv_free_blocks"),
         ({"kv_total_blocks": -1}, "kv_total_blocks"),
+        ({"kv_tokens": -1}, "kv_tokens"),
         ({"incarnation": -1}, "incarnation"),
     ],
 )

@@ -257,8 +257,8 @@ def test_an_adapter_of_a_heartbeat_is_a_model_too() -> None:
 
 def test_the_slots_of_an_engine_are_not_its_weight() -> None:
     worker = listed("a", capacity=8)
-    fleet(worker, kv_total_blocks=2, slots=2)
-    assert (worker.kv_total_blocks, worker.slots) == (8, 2)
+    fleet(worker, kv_total_blocks=2, slots=2, kv_tokens=4096)
+    assert (worker.kv_total_blocks, worker.slots, worker.kv_tokens) == (8, 2, 4096)
 
 
 def test_of_too_many_models_those_seen_longest_ago_are_forgotten() -> None:

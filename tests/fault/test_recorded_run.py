@@ -68,7 +68,8 @@ async def test_every_decision_of_a_recorded_run_comes_again(policy: str, tmp_pat
         workers = {}
         for name in "abc":
             scripts = [random.choice((either, either, either, lost)) for _ in range(20)]
-            origin = await stack.enter_async_context(Origin(*scripts, either))
+            # Connections are kept: of a policy that sends most to one worker there are few.
+            origin = await stack.enter_async_context(Origin(either, lost, *scripts, either))
             workers[name] = origin.address
         async with running(
             workers, route_policy=policy, record_file=str(path), max_attempts=9

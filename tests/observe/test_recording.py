@@ -117,16 +117,16 @@ def test_a_worker_is_described_once_and_again_when_it_has_changed(tmp_path: Path
     written.finished(exchange(workers))
     written.close()
     written = recording(path)
-    workers[1].kv_total_blocks = 10
+    workers[1].kv_total_blocks, workers[1].kv_tokens = 10, 160
     written.finished(exchange(workers))
     written.close()
     described = [line for line in lines(path) if isinstance(line, RecordedWorker)]
     # The second life of the gateway does not know what the file has.
-    assert [(each.id, each.kv_total_blocks) for each in described] == [
-        ("a", 9),
-        ("b", 9),
-        ("a", 9),
-        ("b", 10),
+    assert [(each.id, each.kv_total_blocks, each.kv_tokens) for each in described] == [
+        ("a", 9, 0),
+        ("b", 9, 0),
+        ("a", 9, 0),
+        ("b", 10, 160),
     ]
     assert len(requests(path)) == 3
 

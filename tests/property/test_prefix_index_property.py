@@ -45,7 +45,7 @@ class IndexMachine(RuleBasedStateMachine):
         self.index = PrefixIndex(blocks_max, ttl_s, speculative_s=3.0)
         self.workers = tuple(
             [
-                Worker(f"w{number}", model="m", http_address="h:1", kv_total_blocks=room)
+                Worker(f"w{number}", model="m", http_address="h:1", kv_tokens=16 * room)
                 for number, room in enumerate(rooms)
             ]
         )
@@ -62,9 +62,9 @@ class IndexMachine(RuleBasedStateMachine):
         for block in reversed(blocks_of(prompt)):
             if not any(each.known for each in self._entry(worker, block)):
                 self._use(Entry(worker, block, self.now))
-        room = max(worker.kv_total_blocks * 16 // block_tokens, 1)
+        room = max(worker.kv_tokens // block_tokens, 1)
         believed = [each for each in self.entries if each.worker is worker and not each.known]
-        if worker.kv_total_blocks and worker not in self.followed and len(believed) > room:
+        if worker.kv_tokens and worker not in self.followed and len(believed) > room:
             self._lose(believed[: len(believed) - (room - room // SPARE)])
         self._bound()
 

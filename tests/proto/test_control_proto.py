@@ -59,6 +59,7 @@ def test_worker_status_has_the_field_numbers_of_the_contract() -> None:
         111: "remote_tokens",
         112: "degraded",
         113: "slots",
+        114: "kv_tokens",
     }
 
 

@@ -40,6 +40,7 @@ class Gateway:
                 "smol",
                 queue_depth=self.random.choice((0, 0, 1, 9)),
                 kv_total_blocks=100 + 50 * (name > "d"),
+                kv_tokens=1600 + 800 * (name > "d"),
             )
             self.registry.beat(report, now=self.now)
 

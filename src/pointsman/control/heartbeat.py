@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 
 from pointsman.certificates import TlsFiles
 from pointsman.domain.registry import InvalidReport, Registry, RegistryFull, WorkerReport
-from pointsman.domain.worker import ServedModel
+from pointsman.domain.worker import TL_BLOCK_TOKENS, ServedModel
 from pointsman.proto.control_pb2 import HeartbeatAck, WorkerStatus
 
 __all__ = [
@@ -181,6 +181,7 @@ def _report(message: bytes) -> WorkerReport:
         running=status.running,
         kv_free_blocks=status.kv_free_blocks,
         kv_total_blocks=status.kv_total_blocks,
+        kv_tokens=_kv_tokens(status),
         draining=status.draining,
         incarnation=status.incarnation if status.HasField("incarnation") else None,
         dialect=status.dialect or "tl",
@@ -198,3 +199,9 @@ def _report(message: bytes) -> WorkerReport:
         remote_tokens=status.remote_tokens if status.HasField("remote_tokens") else -1,
         degraded=status.degraded[:DEGRADED_LIMIT],
     )
+
+
+def _kv_tokens(status: WorkerStatus) -> int:
+    if status.HasField("kv_tokens"):
+        return status.kv_tokens
+    return status.kv_total_blocks * TL_BLOCK_TOKENS if status.dialect in ("", "tl") else 0

@@ -160,6 +160,7 @@ class Rounds:
             "queue_depth": _at_most(COUNT_MAX, reading.waiting),
             "kv_free_blocks": _at_most(COUNT_MAX, reading.kv_free_blocks),
             "kv_total_blocks": _at_most(COUNT_MAX, reading.kv_total_blocks),
+            "kv_tokens": _at_most(COUNT_MAX, reading.kv_tokens),
             "lora_slots": _at_most(COUNT_MAX, reading.lora_slots),
             "slots": _at_most(COUNT_MAX, reading.slots),
             "kv_usage": reading.kv_usage,

@@ -22,6 +22,7 @@ from pointsman.dialect.reading import (
     read_json,
     served_by,
 )
+from pointsman.domain.worker import TL_BLOCK_TOKENS
 from pointsman.errors import BadRequest
 
 __all__ = ["Heartbeating"]
@@ -57,6 +58,7 @@ class Heartbeating:
         unread = "health: no load in it" if ready and (load is None or load.running is None) else ""
         load = load or Load()
         draining = load.status == "draining"
+        blocks = load.kv_total_blocks
         return Reading(
             # It answers, and what it has in work goes on: a drain is no death.
             ready or draining,
@@ -65,8 +67,9 @@ class Heartbeating:
             models,
             running=load.running,
             waiting=load.queue_depth,
-            kv_total_blocks=load.kv_total_blocks,
+            kv_total_blocks=blocks,
             kv_free_blocks=load.kv_free_blocks,
+            kv_tokens=None if blocks is None else blocks * TL_BLOCK_TOKENS,
             draining=draining,
         )
 

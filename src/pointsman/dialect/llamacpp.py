@@ -70,6 +70,7 @@ class Slot(Struct):
 
     is_processing: bool | None = None
     state: int = 0
+    n_ctx: int | None = None
 
     @property
     def busy(self) -> bool:
@@ -77,10 +78,17 @@ class Slot(Struct):
         return self.state != 0 if self.is_processing is None else self.is_processing
 
 
+class Settings(Struct):
+    """Those of a slot that are read."""
+
+    n_ctx: int | None = None
+
+
 class Props(Struct):
     """What of the answer of /props is read."""
 
     total_slots: int
+    default_generation_settings: Settings | None = None
 
 
 decode_slots = msgspec.json.Decoder(list[Slot]).decode
@@ -88,7 +96,10 @@ decode_props = msgspec.json.Decoder(Props).decode
 
 
 class LlamaCpp:
-    """The dialect `llamacpp`. `kv_total_blocks` is its slots, `kv_free_blocks` those that are idle."""
+    """The dialect `llamacpp`. `kv_total_blocks` is its slots, `kv_free_blocks` those that are idle.
+
+    `kv_tokens` is the context of each slot, for all slots: where they share one (`--kv-unified`), it is too much.
+    """
 
     name = "llamacpp"
     probes = (
@@ -122,7 +133,7 @@ class LlamaCpp:
                 no_load += ", load from /slots without the queue"
         elif RUNNING not in found or WAITING not in found:
             no_load = "metrics: no requests_processing or no requests_deferred"
-        count, no_count = _slot_count(answers, slots)
+        count, tokens, no_count = _sizes(answers, slots)
         idle = None if count is None or running is None else max(count - running, 0)
         return Reading(
             ready,
@@ -134,6 +145,7 @@ class LlamaCpp:
             kv_total_blocks=count,
             slots=count,
             kv_free_blocks=idle,
+            kv_tokens=tokens,
             kv_usage=fullest(sample.value for sample in found.get(USAGE, ())),
             cached_tokens=total(found.get(CACHED, ())),
         )
@@ -168,14 +180,24 @@ def _slots(answers: Mapping[str, Probed]) -> list[Slot] | None:
     return None if body is None else read_json(decode_slots, body)
 
 
-def _slot_count(answers: Mapping[str, Probed], slots: list[Slot] | None) -> tuple[int | None, str]:
+def _sizes(
+    answers: Mapping[str, Probed], slots: list[Slot] | None
+) -> tuple[int | None, int | None, str]:
+    """Return how many slots there are, the tokens in all of them, and why the former is unknown."""
     body = first_good(answers, PROPS)
     props = None if body is None else read_json(decode_props, body)
     if props is not None:
-        return props.total_slots, ""
+        settings = props.default_generation_settings
+        each = None if settings is None else settings.n_ctx
+        return props.total_slots, None if each is None else props.total_slots * each, ""
     if slots is not None:
-        return len(slots), ""
-    return None, fault_of("props", answers, PROPS) if body is None else "props: no total_slots"
+        contexts = [slot.n_ctx for slot in slots if slot.n_ctx is not None]
+        return len(slots), sum(contexts) if contexts else None, ""
+    return (
+        None,
+        None,
+        fault_of("props", answers, PROPS) if body is None else "props: no total_slots",
+    )
 
 
 def slot_prefill(path: str, body: bytes, served: str, slot: int) -> bytes:

@@ -102,6 +102,7 @@ class Reading(Struct, frozen=True):
     waiting: int | None = None
     kv_total_blocks: int | None = None
     kv_free_blocks: int | None = None
+    kv_tokens: int | None = None
     kv_usage: float | None = None
     lora_slots: int | None = None
     slots: int | None = None

@@ -107,7 +107,7 @@ class Vllm:
         found = samples(text, NAMES)
         missing = [name for name in (RUNNING, WAITING) if name not in found]
         usage = fullest(sample.value for sample in _first(found, USAGE))
-        blocks = _blocks(found.get(CACHE, ()))
+        blocks, tokens = _sizes(found.get(CACHE, ()))
         unread = f"metrics: no {' and no '.join(missing)}" if missing else ""
         return Reading(
             ready,
@@ -119,6 +119,7 @@ class Vllm:
             kv_usage=usage,
             kv_total_blocks=blocks,
             kv_free_blocks=free_of(blocks, usage),
+            kv_tokens=tokens,
             lora_slots=_lora_slots(found.get(LORA, ())),
             cached_tokens=total(_first(found, CACHED)),
             remote_tokens=total(_first(found, REMOTE)),
@@ -180,10 +181,20 @@ def _first(found: Mapping[str, list[Sample]], names: Iterable[str]) -> list[Samp
     return next((found[name] for name in names if name in found), [])
 
 
-def _blocks(found: Iterable[Sample]) -> int | None:
-    counts = [count_of(sample.labels.get("num_gpu_blocks", "")) for sample in found]
-    known = [count for count in counts if count is not None]
-    return sum(known) if known else None
+def _sizes(found: Iterable[Sample]) -> tuple[int | None, int | None]:
+    """Return how many blocks there are, and the tokens in them, each None where it is unknown."""
+    labels = [sample.labels for sample in found]
+    sizes = [
+        (blocks, count_of(each.get("block_size", "")))
+        for each in labels
+        if (blocks := count_of(each.get("num_gpu_blocks", ""))) is not None
+    ]
+    if not sizes:
+        return None, None
+    tokens = [blocks * size for blocks, size in sizes if size is not None]
+    # Without the size of one rank's blocks the sum would be that of the others.
+    whole = len(tokens) == len(sizes)
+    return sum([blocks for blocks, _ in sizes]), sum(tokens) if whole else None
 
 
 def _lora_slots(found: Iterable[Sample]) -> int | None:

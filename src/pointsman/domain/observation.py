@@ -29,6 +29,7 @@ class Observation(Struct, frozen=True, kw_only=True):
     queue_depth: int = 0
     kv_free_blocks: int = 0
     kv_total_blocks: int = 0
+    kv_tokens: int = 0
     lora_slots: int = 0
     slots: int = 0
     max_model_len: int = 0

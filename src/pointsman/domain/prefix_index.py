@@ -10,6 +10,9 @@ Where engines publish what they cache (KV events), that is known and not only be
 the engine does. What was routed since is then believed for `speculative_s`, until the event of it arrives. Only
 `blocks_max` holds for all, so that nobody can make the gateway's memory grow; what is known goes last.
 
+Who has how much comes in groups: at most one for each block, and each has in it all that have more. So a group is
+mostly the whole fleet or a few of it, the same ones again and again, and is kept with what it takes to pick them out.
+
 Who has a block is one int per block, a bit for each worker: a step of a look-up is one `dict.get` and one `&`, however
 many workers there are. A hash covers all blocks before its own, so it never stands behind two different ones; and since
 the end of a prompt goes before its beginning, whoever is believed to have a block has all before it. So a look-up need
@@ -21,17 +24,15 @@ in monotonic seconds. One that goes back counts as the latest.
 
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heapreplace
-from itertools import compress, islice, repeat
+from itertools import compress, count, islice, repeat
 from math import inf
-from typing import TYPE_CHECKING, cast
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
     from pointsman.domain.worker import Worker
 
-__all__ = ["ENGINE_BLOCK_TOKENS", "PrefixIndex"]
-
-ENGINE_BLOCK_TOKENS = 16
-"""Tokens in a block of an engine's own, of which `Worker.kv_total_blocks` says how many it has room for."""
+__all__ = ["Group", "PrefixIndex"]
 
 SPARE = 32
 """A worker that is full gives one block in so many of its room at a time."""
@@ -51,7 +52,12 @@ SMALL = 4
 DENSE = 16
 """From so many bits on all of them are looked at, and not one after the other."""
 
+KEPT = 1 << 18
+"""How many members the groups that are kept may have in sum; one costs 16 bytes, so this is 4 MB."""
+
 _BITS = bytes.maketrans(b"01", b"\x00\x01")
+
+Value = TypeVar("Value")
 
 
 class _Cache:
@@ -68,6 +74,59 @@ class _Cache:
     @property
     def size(self) -> int:
         return len(self.believed) + len(self.known)
+
+
+class _Fleet:
+    """A tuple of candidates: the bits of those that have anything, where each of them stands, and groups by bits."""
+
+    __slots__ = ("bits", "groups", "places", "workers")
+
+    def __init__(self, workers: "Sequence[Worker]", places: dict[int, int], bits: int) -> None:
+        self.workers = workers
+        self.places = places
+        self.bits = bits
+        self.groups: dict[int, Group] = {}
+
+
+class Group:
+    """Some of a tuple of candidates, in their order. It holds until the index changes.
+
+    >>> from pointsman.domain.worker import Worker
+    >>> fleet = tuple(Worker(id, model="m", http_address="127.0.0.1:8001") for id in "abc")
+    >>> index = PrefixIndex(1024, 60.0)
+    >>> index.insert(fleet[2], (11, 12), now=0.0)
+    >>> index.insert(fleet[0], (11,), now=0.0)
+    >>> [(depth, group.of("xyz")) for depth, group in index.reached((11, 12, 13), fleet)]
+    [(2, 'z'), (1, ('x', 'z'))]
+    """
+
+    __slots__ = ("_bits", "_fleet", "_pick")
+
+    def __init__(self, fleet: _Fleet, bits: int) -> None:
+        self._fleet = fleet
+        self._bits = bits
+        self._pick: itemgetter[Any] | None = None
+
+    def __len__(self) -> int:
+        """Return how many they are, at least 1."""
+        return self._bits.bit_count()
+
+    @property
+    def workers(self) -> "tuple[Worker, ...]":
+        """The workers, in the order of the candidates."""
+        return tuple(self.of(self._fleet.workers))
+
+    def of(self, values: "Sequence[Value]") -> "Sequence[Value]":
+        """Return the values of these, out of a sequence that is parallel to the candidates."""
+        pick = self._pick
+        if pick is None:
+            places = self._fleet.places
+            own = sorted([places[slot] for slot in _slots_of(self._bits)])
+            # All in a row are, for one, the whole fleet, and any that is alone: of such there is no tuple otherwise.
+            in_a_row = own[-1] - own[0] < len(own)
+            pick = itemgetter(slice(own[0], own[-1] + 1)) if in_a_row else itemgetter(*own)
+            self._pick = pick
+        return cast("Sequence[Value]", pick(values))
 
 
 class PrefixIndex:
@@ -103,7 +162,8 @@ class PrefixIndex:
         self._bits: list[int] = []
         self._free: list[int] = []
         # By the id of the tuple; the entry holds the tuple itself, so no other object can have that id meanwhile.
-        self._fleets: dict[int, tuple[Sequence[Worker], int]] = {}
+        self._fleets: dict[int, _Fleet] = {}
+        self._kept = 0
 
     def set_limits(self, blocks_max: int, ttl_s: float) -> None:
         """Set how much is kept, and for how long, from the next insertion on. Raises `ValueError` as the index does."""
@@ -127,20 +187,28 @@ class PrefixIndex:
     def match(
         self, blocks: "Sequence[int]", workers: "Sequence[Worker]"
     ) -> "list[tuple[Worker, int]]":
-        """Return those of `workers` that have the first of `blocks`, each with how many of the first ones, most first.
+        """Return those of `workers` that have the first of `blocks`, each with how many in a row, most first."""
+        found: list[tuple[Worker, int]] = []
+        more = 0
+        for depth, bits in self._depths(blocks, self._fleet_of(workers).bits):
+            new = map(self._slots.__getitem__, _slots_of(bits ^ more))
+            found += zip(cast("Iterator[Worker]", new), repeat(depth))
+            more = bits
+        return found
+
+    def reached(
+        self, blocks: "Sequence[int]", workers: "Sequence[Worker]"
+    ) -> "list[tuple[int, Group]]":
+        """Return how many of the first `blocks` some of `workers` have, most first, each with who has as many or more.
 
         Quickest for a tuple that was asked for before, as the same object.
         """
-        fleet = self._fleets.get(id(workers))
-        asked = self._bits_of(workers) if fleet is None else fleet[1]
-        having = asked & self._masks.get(blocks[0], 0) if blocks else 0
-        if not having:
-            return []
-        depths = self._walked(blocks, having) if self._told else self._bisected(blocks, having)
-        found: list[tuple[Worker, int]] = []
-        for bits, depth in reversed(depths):
-            found += zip(self._workers_of(bits), repeat(depth))
-        return found
+        fleet = self._fleets.get(id(workers)) or self._fleet_of(workers)
+        groups = fleet.groups
+        return [
+            (depth, groups.get(bits) or self._group_of(fleet, bits))
+            for depth, bits in self._depths(blocks, fleet.bits)
+        ]
 
     # What routing tells.
 
@@ -164,9 +232,8 @@ class PrefixIndex:
                 masks[block] = bit if mask is None else mask | bit
             believed[block] = now
         self._size += len(believed) - before
-        # Of one that was listed that number is its weight.
-        if worker.kv_total_blocks > 0 and not worker.static and worker not in self._followed:
-            room = max(worker.kv_total_blocks * ENGINE_BLOCK_TOKENS // block_tokens, 1)
+        if worker.kv_tokens > 0 and worker not in self._followed:
+            room = max(worker.kv_tokens // block_tokens, 1)
             if len(believed) > room:
                 self._drop(
                     cache, believed, list(islice(believed, len(believed) - _goal(room, SPARE)))
@@ -265,30 +332,54 @@ class PrefixIndex:
         self._fleets.clear()
         return cache
 
-    def _bits_of(self, workers: "Sequence[Worker]") -> int:
+    def _fleet_of(self, workers: "Sequence[Worker]") -> _Fleet:
+        known = self._fleets.get(id(workers))
+        if known is not None:
+            return known
         bits = 0
-        for worker in workers:
+        places = {}
+        for place, worker in enumerate(workers):
             cache = self._caches.get(worker)
             if cache is not None:
                 bits |= cache.bit
+                places[cache.slot] = place
+        fleet = _Fleet(workers, places, bits)
         if len(workers) > SMALL and type(workers) is tuple:
             if len(self._fleets) >= FLEETS:
                 del self._fleets[next(iter(self._fleets))]
-            self._fleets[id(workers)] = (workers, bits)
-        return bits
+            self._fleets[id(workers)] = fleet
+        return fleet
+
+    def _group_of(self, fleet: _Fleet, bits: int) -> Group:
+        if self._kept >= KEPT:
+            self._kept = 0
+            for each in self._fleets.values():
+                each.groups.clear()
+        self._kept += bits.bit_count()
+        group = fleet.groups[bits] = Group(fleet, bits)
+        return group
+
+    def _depths(self, blocks: "Sequence[int]", asked: int) -> list[tuple[int, int]]:
+        """Return how many of the first blocks somebody has, most first, and the bits of those with as many or more."""
+        having = asked & self._masks.get(blocks[0], 0) if blocks else 0
+        if not having:
+            return []
+        depths = self._walked(blocks, having) if self._told else self._bisected(blocks, having)
+        depths.reverse()
+        return depths
 
     def _walked(self, blocks: "Sequence[int]", having: int) -> list[tuple[int, int]]:
-        """Return who of `having` has how many of the first blocks: the bits of those with as many, and how many."""
+        """Return the same from the fewest on, with a look at every block."""
         get = self._masks.get
         depths = []
         for depth, block in enumerate(blocks):
             still = having & get(block, 0)
             if still != having:
-                depths.append((having ^ still, depth))
+                depths.append((depth, having))
                 having = still
                 if not still:
                     return depths
-        depths.append((having, len(blocks)))
+        depths.append((len(blocks), having))
         return depths
 
     def _bisected(self, blocks: "Sequence[int]", having: int) -> list[tuple[int, int]]:
@@ -309,24 +400,11 @@ class PrefixIndex:
                     depth = middle
                 else:
                     beyond, still = middle, there
-            depths.append((having ^ still, depth))
+            depths.append((depth, having))
             having, depth = still, beyond
         if having:
-            depths.append((having, end))
+            depths.append((end, having))
         return depths
-
-    def _workers_of(self, bits: int) -> "Iterable[Worker]":
-        """Return the workers of bits; who has a bit has a slot, so none of them is None."""
-        slots = self._slots
-        if bits.bit_count() >= DENSE:
-            digits = format(bits, "b").encode().translate(_BITS)[::-1]
-            return cast("Iterable[Worker]", compress(slots, digits))
-        workers = []
-        while bits:
-            lowest = bits & -bits
-            bits ^= lowest
-            workers.append(slots[lowest.bit_length() - 1])
-        return cast("Iterable[Worker]", workers)
 
     def _drop(self, cache: _Cache, held: dict[int, float], blocks: "Sequence[int]") -> None:
         masks, bit = self._masks, cache.bit
@@ -365,6 +443,18 @@ class PrefixIndex:
                 heapreplace(oldest, (known, _first(held), slot, cache, held))
             else:
                 heappop(oldest)
+
+
+def _slots_of(bits: int) -> Iterable[int]:
+    """Return where the bits are that are set, from the lowest on."""
+    if bits.bit_count() >= DENSE:
+        return compress(count(), format(bits, "b").encode().translate(_BITS)[::-1])
+    slots = []
+    while bits:
+        lowest = bits & -bits
+        bits ^= lowest
+        slots.append(lowest.bit_length() - 1)
+    return slots
 
 
 def _first(held: dict[int, float]) -> float:

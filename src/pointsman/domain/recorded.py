@@ -31,6 +31,7 @@ class RecordedWorker(Struct, frozen=True, kw_only=True, tag="worker", tag_field=
     model: str
     role: str = "unified"
     kv_total_blocks: int = 0
+    kv_tokens: int = 0
 
 
 class RecordedPick(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -85,7 +86,7 @@ def write_line(line: RecordedWorker | RecordedRequest) -> bytes:
     r"""Return the line, with its line feed.
 
     >>> write_line(RecordedWorker(id="a", model="m"))
-    b'{"kind":"worker","id":"a","model":"m","role":"unified","kv_total_blocks":0}\n'
+    b'{"kind":"worker","id":"a","model":"m","role":"unified","kv_total_blocks":0,"kv_tokens":0}\n'
     """
     return _ENCODER.encode(line) + b"\n"
 

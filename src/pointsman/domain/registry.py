@@ -43,7 +43,7 @@ MAX_NAME = 256
 CHECKED = 8192
 """How many names and addresses are known to be well-formed: heartbeats say the same ones again and again."""
 
-NUMBERS = ("kv_format", "queue_depth", "running", "kv_free_blocks", "kv_total_blocks")
+NUMBERS = ("kv_format", "queue_depth", "running", "kv_free_blocks", "kv_total_blocks", "kv_tokens")
 
 _BY_ID = attrgetter("id")
 _NUMBERS = attrgetter(*NUMBERS)
@@ -88,6 +88,7 @@ class WorkerReport:
     running: int = 0
     kv_free_blocks: int = 0
     kv_total_blocks: int = 0
+    kv_tokens: int = 0
     draining: bool = False
     incarnation: int | None = None
     dialect: str = "tl"
@@ -272,6 +273,7 @@ class Registry:
         worker.queue_depth = seen.queue_depth
         worker.kv_free_blocks = seen.kv_free_blocks
         worker.kv_total_blocks = worker.capacity or seen.kv_total_blocks
+        worker.kv_tokens = seen.kv_tokens
         worker.slots = seen.slots
         worker.kv_usage = seen.kv_usage
         worker.cached_tokens = seen.cached_tokens
@@ -440,6 +442,7 @@ class Registry:
         worker.running = report.running
         worker.kv_free_blocks = report.kv_free_blocks
         worker.kv_total_blocks = report.kv_total_blocks
+        worker.kv_tokens = report.kv_tokens
         worker.slots = report.slots
         worker.kv_usage = report.kv_usage
         worker.cached_tokens = report.cached_tokens
@@ -615,6 +618,7 @@ def _worker_of(report: WorkerReport, role: Role, now: float) -> Worker:
         running=report.running,
         kv_free_blocks=report.kv_free_blocks,
         kv_total_blocks=report.kv_total_blocks,
+        kv_tokens=report.kv_tokens,
         draining=report.draining,
         incarnation=report.incarnation or 0,
         last_heartbeat=now,

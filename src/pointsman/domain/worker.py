@@ -12,7 +12,10 @@ gateway's own count and belongs to `pointsman.domain.ledger` alone, as the count
 from enum import StrEnum
 from typing import NamedTuple
 
-__all__ = ["Role", "ServedModel", "Worker", "connector_of", "load_of"]
+__all__ = ["TL_BLOCK_TOKENS", "Role", "ServedModel", "Worker", "connector_of", "load_of"]
+
+TL_BLOCK_TOKENS = 16
+"""Tokens in a KV block of an engine of the dialect `tl`, as its contract has it."""
 
 CONNECTORS = {"": "tl", "tl": "tl", "sglang": "bootstrap", "llamacpp": "slots"}
 """The connector of a dialect that has one. vLLM has several, and a worker must say which."""
@@ -43,7 +46,8 @@ class Worker:
     `http_address` is what was announced: `host:port`, or that after `http://` or `https://`; `tls` says whether the
     engine is spoken to over TLS. `grpc_address` and `kv_address` are `host:port` ("" where the engine has none).
     `base_path` is put before every request path ("" or `/x`); `queue_depth`, `running` and `in_flight` count requests;
-    `kv_total_blocks` is the capacity that the weighted policy uses; `kv_format` is the KV block format that it writes;
+    `kv_total_blocks` is the capacity that the weighted policy uses, in whatever its engine counts; `kv_tokens` is the
+    room of its KV cache in tokens, 0 where nobody tells; `kv_format` is the KV block format that it writes;
     `incarnation` is 0 where the engine sends none; `last_heartbeat` is in seconds of the monotonic clock, that of the
     last good round for a worker that is polled.
 
@@ -85,6 +89,7 @@ class Worker:
         "kv_address",
         "kv_format",
         "kv_free_blocks",
+        "kv_tokens",
         "kv_total_blocks",
         "kv_usage",
         "lacks",
@@ -124,6 +129,7 @@ class Worker:
         running: int = 0,
         kv_free_blocks: int = 0,
         kv_total_blocks: int = 0,
+        kv_tokens: int = 0,
         draining: bool = False,
         incarnation: int = 0,
         last_heartbeat: float = 0.0,
@@ -152,6 +158,7 @@ class Worker:
         self.running = running
         self.kv_free_blocks = kv_free_blocks
         self.kv_total_blocks = kv_total_blocks
+        self.kv_tokens = kv_tokens
         self.draining = draining
         self.incarnation = incarnation
         self.last_heartbeat = last_heartbeat

@@ -197,6 +197,7 @@ def _facts(worker: Worker) -> RecordedWorker:
         model=worker.model,
         role=worker.role.value,
         kv_total_blocks=worker.kv_total_blocks,
+        kv_tokens=worker.kv_tokens,
     )
 
 

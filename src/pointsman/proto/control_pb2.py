@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dpointsman/proto/control.proto\x12\rtl.control.v1\"\xe6\x04\n\x0cWorkerStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x14\n\x0chttp_address\x18\x02 \x01(\t\x12\x14\n\x0cgrpc_address\x18\x03 \x01(\t\x12\x12\n\nkv_address\x18\x04 \x01(\t\x12\x0c\n\x04role\x18\x05 \x01(\t\x12\r\n\x05model\x18\x06 \x01(\t\x12\x11\n\tkv_format\x18\x07 \x01(\r\x12\x13\n\x0bqueue_depth\x18\x08 \x01(\x05\x12\x0f\n\x07running\x18\t \x01(\x05\x12\x16\n\x0ekv_free_blocks\x18\n \x01(\x05\x12\x17\n\x0fkv_total_blocks\x18\x0b \x01(\x05\x12\x10\n\x08\x64raining\x18\x0c \x01(\x08\x12\x18\n\x0bincarnation\x18\x65 \x01(\x04H\x00\x88\x01\x01\x12\x0f\n\x07\x64ialect\x18\x66 \x01(\t\x12\x11\n\tconnector\x18g \x01(\t\x12\x11\n\tbootstrap\x18h \x01(\t\x12\x11\n\tbase_path\x18i \x01(\t\x12*\n\x06served\x18j \x03(\x0b\x32\x1a.tl.control.v1.ServedModel\x12\x15\n\rmax_model_len\x18k \x01(\r\x12\x12\n\nlora_slots\x18l \x01(\r\x12\x15\n\x08kv_usage\x18m \x01(\x01H\x01\x88\x01\x01\x12\x1a\n\rcached_tokens\x18n \x01(\x04H\x02\x88\x01\x01\x12\x1a\n\rremote_tokens\x18o \x01(\x04H\x03\x88\x01\x01\x12\x10\n\x08\x64\x65graded\x18p \x01(\t\x12\r\n\x05slots\x18q \x01(\rB\x0e\n\x0c_incarnationB\x0b\n\t_kv_usageB\x10\n\x0e_cached_tokensB\x10\n\x0e_remote_tokens\"@\n\x0bServedModel\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06parent\x18\x02 \x01(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\"2\n\x0cHeartbeatAck\x12\r\n\x05\x64rain\x18\x01 \x01(\x08\x12\x13\n\x0broute_epoch\x18\x02 \x01(\x04\x32W\n\x0eWorkerRegistry\x12\x45\n\tHeartbeat\x12\x1b.tl.control.v1.WorkerStatus\x1a\x1b.tl.control.v1.HeartbeatAckb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dpointsman/proto/control.proto\x12\rtl.control.v1\"\x8c\x05\n\x0cWorkerStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x14\n\x0chttp_address\x18\x02 \x01(\t\x12\x14\n\x0cgrpc_address\x18\x03 \x01(\t\x12\x12\n\nkv_address\x18\x04 \x01(\t\x12\x0c\n\x04role\x18\x05 \x01(\t\x12\r\n\x05model\x18\x06 \x01(\t\x12\x11\n\tkv_format\x18\x07 \x01(\r\x12\x13\n\x0bqueue_depth\x18\x08 \x01(\x05\x12\x0f\n\x07running\x18\t \x01(\x05\x12\x16\n\x0ekv_free_blocks\x18\n \x01(\x05\x12\x17\n\x0fkv_total_blocks\x18\x0b \x01(\x05\x12\x10\n\x08\x64raining\x18\x0c \x01(\x08\x12\x18\n\x0bincarnation\x18\x65 \x01(\x04H\x00\x88\x01\x01\x12\x0f\n\x07\x64ialect\x18\x66 \x01(\t\x12\x11\n\tconnector\x18g \x01(\t\x12\x11\n\tbootstrap\x18h \x01(\t\x12\x11\n\tbase_path\x18i \x01(\t\x12*\n\x06served\x18j \x03(\x0b\x32\x1a.tl.control.v1.ServedModel\x12\x15\n\rmax_model_len\x18k \x01(\r\x12\x12\n\nlora_slots\x18l \x01(\r\x12\x15\n\x08kv_usage\x18m \x01(\x01H\x01\x88\x01\x01\x12\x1a\n\rcached_tokens\x18n \x01(\x04H\x02\x88\x01\x01\x12\x1a\n\rremote_tokens\x18o \x01(\x04H\x03\x88\x01\x01\x12\x10\n\x08\x64\x65graded\x18p \x01(\t\x12\r\n\x05slots\x18q \x01(\r\x12\x16\n\tkv_tokens\x18r \x01(\rH\x04\x88\x01\x01\x42\x0e\n\x0c_incarnationB\x0b\n\t_kv_usageB\x10\n\x0e_cached_tokensB\x10\n\x0e_remote_tokensB\x0c\n\n_kv_tokens\"@\n\x0bServedModel\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06parent\x18\x02 \x01(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\"2\n\x0cHeartbeatAck\x12\r\n\x05\x64rain\x18\x01 \x01(\x08\x12\x13\n\x0broute_epoch\x18\x02 \x01(\x04\x32W\n\x0eWorkerRegistry\x12\x45\n\tHeartbeat\x12\x1b.tl.control.v1.WorkerStatus\x1a\x1b.tl.control.v1.HeartbeatAckb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,11 +32,11 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pointsman.proto.control_pb2
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_WORKERSTATUS']._serialized_start=49
-  _globals['_WORKERSTATUS']._serialized_end=663
-  _globals['_SERVEDMODEL']._serialized_start=665
-  _globals['_SERVEDMODEL']._serialized_end=729
-  _globals['_HEARTBEATACK']._serialized_start=731
-  _globals['_HEARTBEATACK']._serialized_end=781
-  _globals['_WORKERREGISTRY']._serialized_start=783
-  _globals['_WORKERREGISTRY']._serialized_end=870
+  _globals['_WORKERSTATUS']._serialized_end=701
+  _globals['_SERVEDMODEL']._serialized_start=703
+  _globals['_SERVEDMODEL']._serialized_end=767
+  _globals['_HEARTBEATACK']._serialized_start=769
+  _globals['_HEARTBEATACK']._serialized_end=819
+  _globals['_WORKERREGISTRY']._serialized_start=821
+  _globals['_WORKERREGISTRY']._serialized_end=908
 # @@protoc_insertion_point(module_scope)

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker_id", "http_address", "grpc_address", "kv_address", "role", "model", "kv_format", "queue_depth", "running", "kv_free_blocks", "kv_total_blocks", "draining", "incarnation", "dialect", "connector", "bootstrap", "base_path", "served", "max_model_len", "lora_slots", "kv_usage", "cached_tokens", "remote_tokens", "degraded", "slots")
+    __slots__ = ("worker_id", "http_address", "grpc_address", "kv_address", "role", "model", "kv_format", "queue_depth", "running", "kv_free_blocks", "kv_total_blocks", "draining", "incarnation", "dialect", "connector", "bootstrap", "base_path", "served", "max_model_len", "lora_slots", "kv_usage", "cached_tokens", "remote_tokens", "degraded", "slots", "kv_tokens")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     HTTP_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     GRPC_ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +33,7 @@ class WorkerStatus(_message.Message):
     REMOTE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DEGRADED_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
+    KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     http_address: str
     grpc_address: str
@@ -58,7 +59,8 @@ class WorkerStatus(_message.Message):
     remote_tokens: int
     degraded: str
     slots: int
-    def __init__(self, worker_id: _Optional[str] = ..., http_address: _Optional[str] = ..., grpc_address: _Optional[str] = ..., kv_address: _Optional[str] = ..., role: _Optional[str] = ..., model: _Optional[str] = ..., kv_format: _Optional[int] = ..., queue_depth: _Optional[int] = ..., running: _Optional[int] = ..., kv_free_blocks: _Optional[int] = ..., kv_total_blocks: _Optional[int] = ..., draining: bool = ..., incarnation: _Optional[int] = ..., dialect: _Optional[str] = ..., connector: _Optional[str] = ..., bootstrap: _Optional[str] = ..., base_path: _Optional[str] = ..., served: _Optional[_Iterable[_Union[ServedModel, _Mapping]]] = ..., max_model_len: _Optional[int] = ..., lora_slots: _Optional[int] = ..., kv_usage: _Optional[float] = ..., cached_tokens: _Optional[int] = ..., remote_tokens: _Optional[int] = ..., degraded: _Optional[str] = ..., slots: _Optional[int] = ...) -> None: ...
+    kv_tokens: int
+    def __init__(self, worker_id: _Optional[str] = ..., http_address: _Optional[str] = ..., grpc_address: _Optional[str] = ..., kv_address: _Optional[str] = ..., role: _Optional[str] = ..., model: _Optional[str] = ..., kv_format: _Optional[int] = ..., queue_depth: _Optional[int] = ..., running: _Optional[int] = ..., kv_free_blocks: _Optional[int] = ..., kv_total_blocks: _Optional[int] = ..., draining: bool = ..., incarnation: _Optional[int] = ..., dialect: _Optional[str] = ..., connector: _Optional[str] = ..., bootstrap: _Optional[str] = ..., base_path: _Optional[str] = ..., served: _Optional[_Iterable[_Union[ServedModel, _Mapping]]] = ..., max_model_len: _Optional[int] = ..., lora_slots: _Optional[int] = ..., kv_usage: _Optional[float] = ..., cached_tokens: _Optional[int] = ..., remote_tokens: _Optional[int] = ..., degraded: _Optional[str] = ..., slots: _Optional[int] = ..., kv_tokens: _Optional[int] = ...) -> None: ...
 
 class ServedModel(_message.Message):
     __slots__ = ("id", "parent", "max_model_len")

@@ -138,6 +138,7 @@ def replay(recording: Recording, policy: "Policy") -> Iterator[Again]:
             worker = worker_of(facts.id, facts.model)
             worker.role = Role(facts.role)
             worker.kv_total_blocks = facts.kv_total_blocks
+            worker.kv_tokens = facts.kv_tokens
             continue
         request, pick = event.request, event.pick
         assert request is not None and pick is not None, "what is no fact is of a request"

@@ -130,6 +130,7 @@ class _Engine:
             running=model.running,
             kv_free_blocks=model.room(now) // profile.block_tokens,
             kv_total_blocks=profile.kv_tokens // profile.block_tokens,
+            kv_tokens=profile.kv_tokens,
             cached_tokens=model.cached_tokens,
         )
 

@@ -122,6 +122,7 @@ def _check_numbers(reading: Reading, name: str) -> None:
         field: getattr(reading, field)
         for field in ("running", "waiting", "kv_total_blocks", "kv_free_blocks", "lora_slots")
     }
+    numbers["kv_tokens"] = reading.kv_tokens
     numbers |= {"cached_tokens": reading.cached_tokens, "remote_tokens": reading.remote_tokens}
     for field, number in numbers.items():
         assert number is None or number >= 0, f"{name}: {field} is {number}"

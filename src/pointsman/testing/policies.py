@@ -16,7 +16,7 @@ from typing import Literal
 from pointsman.domain.policy import Policy
 from pointsman.domain.policy.consideration import Considers
 from pointsman.domain.request import InferenceRequest
-from pointsman.domain.worker import Worker, load_of
+from pointsman.domain.worker import TL_BLOCK_TOKENS, Worker, load_of
 
 __all__ = ["chance_bound", "check_policy"]
 
@@ -79,6 +79,7 @@ def _check_total(policy: Policy, size: int) -> None:
         for number, worker in enumerate(workers):
             worker.queue_depth = amount(number)
             worker.kv_total_blocks = amount(size - number)
+            worker.kv_tokens = worker.kv_total_blocks * TL_BLOCK_TOKENS
         for request in _requests(8, f"total-{case}"):
             _pick(policy, workers, request)
 
@@ -174,7 +175,8 @@ def _fleet(size: int) -> tuple[Worker, ...]:
 
 
 def _worker(worker_id: str) -> Worker:
-    return Worker(worker_id, model="m", http_address="127.0.0.1:8000", kv_total_blocks=2048)
+    tokens = 2048 * TL_BLOCK_TOKENS
+    return Worker(worker_id, model="m", http_address="h:1", kv_total_blocks=2048, kv_tokens=tokens)
 
 
 def _requests(count: int, label: str) -> Iterator[InferenceRequest]:

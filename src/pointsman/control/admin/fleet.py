@@ -193,6 +193,7 @@ def _worker_state(parts: AdminParts, worker: Worker, left: _Left) -> WorkerState
         running=worker.running,
         kv_free_blocks=worker.kv_free_blocks,
         kv_total_blocks=worker.kv_total_blocks,
+        kv_tokens=worker.kv_tokens or None,
         kv_usage=None if worker.kv_usage < 0 else worker.kv_usage,
         max_model_len=worker.max_model_len or None,
         capacity=worker.capacity,

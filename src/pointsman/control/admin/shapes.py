@@ -87,6 +87,9 @@ class WorkerState(Struct, frozen=True, kw_only=True):
     kv_total_blocks: Annotated[
         int, _said("KV blocks, or its capacity where that is configured or nobody tells.")
     ]
+    kv_tokens: Annotated[
+        int | None, _said("Tokens that its KV cache has room for, null if nobody tells.")
+    ]
     kv_usage: Annotated[
         float | None, _said("Part of its KV cache that is in use, 0 to 1; null if nobody tells.")
     ]

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
 from pointsman.domain.policy.prefix_aware import PrefixAware, cached_tokens
+from pointsman.domain.policy.tokens import lightest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,14 +71,15 @@ class CacheAware(PrefixAware):
         >>> policy.pick(fleet, load_of, request)
         (<Worker a unified m routable load 0>, 'load')
         """
-        matched = self.index.match(request.blocks, workers)
-        if matched:
-            depth = matched[0][1]
-            if cached_tokens(request, depth) > self._threshold * request.prompt_tokens:
-                deepest = tuple([worker for worker, each in matched if each == depth])
-                if not self._is_imbalanced(list(map(load, workers))):
-                    return self._least.pick(deepest, load, request)[0], "affinity"
-        return self._least.pick(workers, load, request)
+        loads = list(map(load, workers))
+        reached = self.index.reached(request.blocks, workers)
+        if reached:
+            depth, deepest = reached[0]
+            enough = cached_tokens(request, depth) > self._threshold * request.prompt_tokens
+            if enough and not self._is_imbalanced(loads):
+                _, equals = lightest(deepest.workers, deepest.of(loads))
+                return self._least.first(equals), "affinity"
+        return self._least.first(lightest(workers, loads)[1]), "load"
 
     def consider(
         self,

@@ -60,8 +60,9 @@ class KvCost(PrefixAware):
         >>> policy.pick(fleet, load_of, request)
         (<Worker b unified m routable load 0>, 'affinity')
         """
-        matched = self.index.match(request.blocks, workers)
-        return self._cheapest(workers, matched, load, request, self._loads, self._scale)
+        reached = self.index.reached(request.blocks, workers)
+        costs = self._loads(workers)
+        return self._cheapest(workers, reached, load, request, costs, self._scale)
 
     def consider(
         self,

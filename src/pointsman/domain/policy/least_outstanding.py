@@ -5,15 +5,19 @@ It looks at every candidate once.
 """
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import TYPE_CHECKING, ClassVar
 
 from pointsman.domain.policy.consideration import Consideration
+from pointsman.domain.policy.tokens import lightest
 
 if TYPE_CHECKING:
     from pointsman.domain.request import InferenceRequest
     from pointsman.domain.worker import Worker
 
 __all__ = ["LeastOutstanding"]
+
+_ID = attrgetter("id")
 
 
 class LeastOutstanding:
@@ -45,15 +49,21 @@ class LeastOutstanding:
         if rank is None:
             # They are sorted by id, and the first of equals is the minimum.
             return min(workers, key=load), "load"
-        best = workers[0]
-        least = load(best)
-        for worker in workers[1:]:
-            candidate = load(worker)
-            if candidate < least:
-                best, least = worker, candidate
-            elif candidate == least and rank(worker.id) < rank(best.id):
-                best = worker
-        return best, "load"
+        return self.first(lightest(workers, list(map(load, workers)))[1]), "load"
+
+    def first(self, equals: "tuple[Worker, ...]") -> "Worker":
+        """Return which of some equals is taken.
+
+        >>> from pointsman.domain.worker import Worker
+        >>> fleet = tuple(Worker(name, model="m", http_address="127.0.0.1:8001") for name in "ab")
+        >>> LeastOutstanding().first(fleet).id, LeastOutstanding(lambda worker_id: -ord(worker_id)).first(fleet).id
+        ('a', 'b')
+        """
+        rank = self._rank
+        if rank is None or len(equals) == 1:
+            return equals[0]
+        ranks = list(map(rank, map(_ID, equals)))
+        return equals[ranks.index(min(ranks))]
 
     def consider(
         self,

@@ -6,23 +6,26 @@ that it has them. From then on the index believes that it has the whole prompt. 
 The decision itself is each policy's own, in its file.
 """
 
+from itertools import chain
 from math import inf
-from operator import sub
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from pointsman.domain.placement import Placement
 from pointsman.domain.policy.consideration import Consideration
 from pointsman.domain.policy.least_outstanding import LeastOutstanding
-from pointsman.domain.policy.tokens import lightest
+from pointsman.domain.policy.tokens import those_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pointsman.domain.prefix_index import PrefixIndex
+    from pointsman.domain.prefix_index import Group, PrefixIndex
     from pointsman.domain.request import InferenceRequest
     from pointsman.domain.worker import Worker
 
 __all__ = ["PrefixAware", "cached_tokens", "ties_of"]
+
+_ID = attrgetter("id")
 
 
 def cached_tokens(request: "InferenceRequest", depth: int) -> int:
@@ -80,32 +83,64 @@ class PrefixAware:
     def _cheapest(
         self,
         workers: "tuple[Worker, ...]",
-        matched: "Sequence[tuple[Worker, int]]",
+        reached: "Sequence[tuple[int, Group]]",
         load: "Callable[[Worker], int]",
         request: "InferenceRequest",
-        costs_of: "Callable[[Sequence[Worker]], list[float]]",
+        costs: "Sequence[float]",
         credit: float = 1.0,
     ) -> "tuple[Worker, str]":
         """Return the worker of the lowest cost; reason `affinity` if it has some of the prompt, else `load`.
 
-        `costs_of` are the costs with nothing cached; a token that is costs `credit` less. `matched` are those of
-        `workers` that have some of the prompt. Only they are looked at twice: what they have makes them cheaper, so
-        whoever is the cheapest without that wins unless one of these undercuts it.
+        `costs` are those with nothing cached, parallel to `workers`; a token that is costs `credit` (0 or more) less.
+        `reached` is what the index says of `workers`.
         """
-        least, equals, reason = inf, workers, "load"
-        if matched:
-            having, depths = zip(*matched, strict=True)
-            credits = {depth: credit * cached_tokens(request, depth) for depth in set(depths)}
-            costs = list(map(sub, costs_of(having), map(credits.__getitem__, depths)))
-            least, equals = lightest(having, costs)
-            reason = "affinity"
-        if len(matched) < len(workers):
-            plain, others = lightest(workers, costs_of(workers))
-            if plain < least:
-                equals, reason = others, "load"
-        if len(equals) == 1:
-            return equals[0], reason
-        return self._least.pick(equals, load, request)[0], reason
+        floor = min(costs)
+        least, equals = self._cheapest_having(workers, reached, request, costs, floor, credit)
+        if floor < least:
+            return self._lightest(those_at(floor, workers, costs), load, request), "load"
+        return self._lightest(equals, load, request), "affinity"
+
+    def _cheapest_having(
+        self,
+        workers: "tuple[Worker, ...]",
+        reached: "Sequence[tuple[int, Group]]",
+        request: "InferenceRequest",
+        costs: "Sequence[float]",
+        floor: float,
+        credit: float = 1.0,
+    ) -> "tuple[float, tuple[Worker, ...]]":
+        """Return the lowest cost of those that have some of the prompt, and who of them has it; `floor` is that of all.
+
+        Who is in a group and has more than it is judged too dear there, so it never wins by that. As soon as not even
+        the cheapest of all could win with what a group has, nobody can with that or less.
+        """
+        least = inf
+        won: list[tuple[float, tuple[Worker, ...], Sequence[float]]] = []
+        for depth, group in reached:
+            gain = credit * cached_tokens(request, depth)
+            if floor - gain > least:
+                break
+            if len(group) == len(workers):
+                lowest, among, having = floor, workers, costs
+            else:
+                having = group.of(costs)
+                lowest, among = min(having), ()
+            cost = lowest - gain
+            if cost <= least:
+                if cost < least:
+                    won.clear()
+                won.append((lowest, among or group.workers, having))
+                least = cost
+        equals = [those_at(*each) for each in won]
+        return least, equals[0] if len(equals) == 1 else tuple(sorted(chain(*equals), key=_ID))
+
+    def _lightest(
+        self,
+        equals: "tuple[Worker, ...]",
+        load: "Callable[[Worker], int]",
+        request: "InferenceRequest",
+    ) -> "Worker":
+        return equals[0] if len(equals) == 1 else self._least.pick(equals, load, request)[0]
 
     def _consider(
         self,

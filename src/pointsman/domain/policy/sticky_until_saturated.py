@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
 from pointsman.domain.policy.prefix_aware import PrefixAware, cached_tokens
-from pointsman.domain.policy.tokens import pending_loads
+from pointsman.domain.policy.tokens import pending_loads, those_at
 
 if TYPE_CHECKING:
     from pointsman.domain.policy.consideration import Consideration
@@ -71,14 +71,27 @@ class StickyUntilSaturated(PrefixAware):
         (<Worker a unified m routable load 0>, 'load')
         """
         blocks = request.blocks
-        matched = self.index.match(blocks, workers)
+        reached = self.index.reached(blocks, workers)
         enough = self._sticky_score * len(blocks)
-        sticky = [each for each in matched if each[1] >= enough]
-        if sticky:
-            kept = tuple([worker for worker, _ in sticky])
-            if len(kept) == len(workers) or not self._is_saturated(kept, workers):
-                workers, matched = kept, sticky
-        return self._cheapest(workers, matched, load, request, pending_loads)
+        sticky = [each for each in reached if each[0] >= enough]
+        if not sticky:
+            return self._cheapest(workers, reached, load, request, pending_loads(workers))
+        kept = sticky[-1][1].workers
+        waiting = pending_loads(kept)
+        least = min(waiting)
+        if least > self._gap:
+            # The least of all is the least of the others wherever it matters: where it is below the least of the kept.
+            everywhere = pending_loads(workers)
+            if least - min(everywhere) > self._gap:
+                return self._cheapest(workers, reached, load, request, everywhere)
+        if len(sticky) == 1:
+            # All of them have the same of it.
+            equals = those_at(least, kept, waiting)
+        else:
+            everywhere = pending_loads(workers)
+            floor = min(everywhere)
+            _, equals = self._cheapest_having(workers, sticky, request, everywhere, floor)
+        return self._lightest(equals, load, request), "affinity"
 
     def consider(
         self,
@@ -109,8 +122,3 @@ class StickyUntilSaturated(PrefixAware):
             f"unless {self._gap:.0f} more wait there than elsewhere"
         )
         return self._consider(workers, self.pick(workers, load, request), costs, request, rule)
-
-    def _is_saturated(self, kept: "tuple[Worker, ...]", workers: "tuple[Worker, ...]") -> bool:
-        # The least of all is the least of the others wherever it matters: where it is below the least of the kept.
-        least = min(pending_loads(kept))
-        return least > self._gap and (least - min(pending_loads(workers)) > self._gap)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pointsman.domain.worker import Worker
 
-__all__ = ["QUEUED_TOKENS", "lightest", "others_tokens", "pending_loads"]
+__all__ = ["QUEUED_TOKENS", "lightest", "others_tokens", "pending_loads", "those_at"]
 
 QUEUED_TOKENS = 1024
 """What a waiting request of another gateway is thought to have: the mean prompt that SMG assumes."""
@@ -61,11 +61,22 @@ def lightest(
     (1, ['b', 'c'])
     """
     least = min(costs)
-    equals = costs.count(least)
+    return least, those_at(least, workers, costs)
+
+
+def those_at(
+    cost: float, workers: "tuple[Worker, ...]", costs: Sequence[float]
+) -> "tuple[Worker, ...]":
+    """Return the workers that have a cost which at least one of them has, in their order.
+
+    >>> from pointsman.domain.worker import Worker
+    >>> fleet = tuple(Worker(name, model="m", http_address="127.0.0.1:8001") for name in "abc")
+    >>> [worker.id for worker in those_at(2, fleet, (2, 1, 2))]
+    ['a', 'c']
+    """
+    equals = costs.count(cost)
     if equals == 1:
-        return least, (workers[costs.index(least)],)
+        return (workers[costs.index(cost)],)
     if equals == len(workers):
-        return least, workers
-    return least, tuple(
-        [worker for worker, cost in zip(workers, costs, strict=True) if cost == least]
-    )
+        return workers
+    return tuple([worker for worker, each in zip(workers, costs, strict=True) if each == cost])
