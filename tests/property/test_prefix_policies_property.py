@@ -8,7 +8,6 @@ import pytest
 from pointsman.domain.policy import POLICIES, PolicyOptions, make_policy
 from pointsman.domain.policy.cache_aware import CacheAware
 from pointsman.domain.policy.kv_cost import KvCost
-from pointsman.domain.policy.prefix_aware import PrefixAware
 from pointsman.domain.policy.sticky_until_saturated import StickyUntilSaturated
 from pointsman.domain.policy.weighted import SEATED, Weighted
 from pointsman.domain.prefix_index import PrefixIndex
@@ -95,7 +94,9 @@ class Formulas:
         return self.first(list(workers)), "load"
 
 
-def policies(index: PrefixIndex, rank: Rank, scale: float) -> dict[str, PrefixAware]:
+def policies(
+    index: PrefixIndex, rank: Rank, scale: float
+) -> dict[str, CacheAware | KvCost | StickyUntilSaturated]:
     return {
         "kv_cost": KvCost(index, prefill_load_scale=scale, rank=rank),
         "sticky_until_saturated": StickyUntilSaturated(
@@ -147,7 +148,7 @@ def test_what_a_policy_decides_in_groups_is_what_its_formula_says_of_each(seed: 
         for name, policy in made.items():
             decided = policy.pick(workers, load_of, request)
             assert decided == getattr(formulas, name)(request, workers), (name, turn)
-            assert policy.consider(workers, load_of, request).pick is decided[0]  # type: ignore[attr-defined]
+            assert policy.consider(workers, load_of, request).pick is decided[0]
             reasons.add(decided[1])
         for worker in random.sample(workers, min(len(workers), 3)):
             index.insert(worker, request.blocks, float(turn))

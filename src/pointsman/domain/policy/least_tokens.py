@@ -104,16 +104,12 @@ class LeastTokens:
         # In tokens, and all too high by `scale`: k / (1 - k) is 1 / (1 - k) - 1, which saves a subtraction for each.
         scale = PRESSURE_S * self._tokens_per_s
         full = scale / (1.0 - FULL)
-        cost_of = self._cost_of
         return [
-            worker.active_tokens
+            (
+                worker.active_tokens
+                if worker.queue_depth <= worker.in_flight
+                else worker.active_tokens + others_tokens(worker)
+            )
             + (scale if (k := worker.kv_usage) <= 0.0 else scale / (1.0 - k) if k < FULL else full)
-            if worker.queue_depth <= worker.in_flight
-            else cost_of(worker)
             for worker in workers
         ]
-
-    def _cost_of(self, worker: "Worker") -> float:
-        scale = PRESSURE_S * self._tokens_per_s
-        k = min(max(worker.kv_usage, 0.0), FULL)
-        return worker.active_tokens + others_tokens(worker) + scale / (1.0 - k)
