@@ -357,8 +357,8 @@ ADDRESS = "expected host:port, :port or [IPv6]:port"
         (
             'route_policy = "afinity"',
             'gateway.route_policy = "afinity": no such policy; the nearest valid name is affinity '
-            "(of affinity, cache_aware, kv_cost, least_outstanding, least_tokens, peak_ewma, power_of_two, "
-            "prefix_hash, sticky_until_saturated, weighted)",
+            "(of affinity, cache_aware, kv_cost, least_delay, least_outstanding, least_tokens, peak_ewma, "
+            "power_of_two, prefix_hash, sticky_until_saturated, weighted)",
         ),
         # certificates
         ('tls_cert = "c"', 'gateway.tls_key = "": needed beside tls_cert'),

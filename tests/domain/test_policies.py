@@ -13,6 +13,7 @@ from pointsman.domain.policy import POLICIES, Policy, PolicyOptions, RandomSourc
 from pointsman.domain.policy.affinity import SPARE, TUPLES, Affinity
 from pointsman.domain.policy.cache_aware import CacheAware
 from pointsman.domain.policy.kv_cost import KvCost
+from pointsman.domain.policy.least_delay import LeastDelay
 from pointsman.domain.policy.least_outstanding import LeastOutstanding
 from pointsman.domain.policy.least_tokens import LeastTokens
 from pointsman.domain.policy.peak_ewma import PeakEwma
@@ -385,6 +386,7 @@ def test_every_policy_is_made_by_name() -> None:
         "affinity": Affinity,
         "cache_aware": CacheAware,
         "kv_cost": KvCost,
+        "least_delay": LeastDelay,
         "least_outstanding": LeastOutstanding,
         "least_tokens": LeastTokens,
         "peak_ewma": PeakEwma,

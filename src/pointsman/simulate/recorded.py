@@ -5,8 +5,9 @@ candidates there were and what each held at that moment: `replay` shows a policy
 happened, and tells it where each request really went. So the policy that recorded it, with the same options, decides
 the same, and another one shows where it would have decided otherwise.
 
-What a recording does not have: how much of its cache an engine used, or said that it did, what workers did in between, requests that were
-left out when the disk was slow. Hand-offs and rejected steps of cascades are there with the times of the whole request.
+What a recording does not have: how much of its cache an engine used, or said that it did, what workers did in between,
+requests that were left out when the disk was slow. Hand-offs and rejected steps of cascades are there with the times of
+the whole request.
 """
 
 from collections.abc import Iterable, Iterator

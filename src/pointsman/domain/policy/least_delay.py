@@ -26,12 +26,15 @@ In a fleet of more than `LOOKED_AT` workers it looks at so many of those that ha
 others, beginning with a random one: the best of 16 is as good as the best of all, as far as can be measured, and
 several gateways do not all go for the same worker.
 
-`docs/decisions/` has the ablations.
+What each term is worth: docs/decisions/0019-the-least-added-delay.md.
 """
 
 from collections.abc import Callable
 from math import exp, inf
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from operator import attrgetter
+from typing import TYPE_CHECKING, ClassVar
+
+from msgspec.structs import replace
 
 from pointsman.domain.placement import Placement
 from pointsman.domain.policy.consideration import Consideration
@@ -48,6 +51,8 @@ if TYPE_CHECKING:
     from pointsman.domain.worker import Worker
 
 __all__ = ["LeastDelay"]
+
+_ID = attrgetter("id")
 
 WORK = 4.0
 MEETING = 0.5
@@ -204,19 +209,18 @@ class LeastDelay(PrefixAware):
         >>> policy.pick(fleet, load_of, request)
         (<Worker a unified m routable load 0>, 'load')
         """
-        matched = self.index.match(request.blocks, workers)
-        looked_at, cached = self._looked_at(workers, matched, request)
+        looked_at, cached = self._looked_at(workers, request)
         costs = self._costs(looked_at, cached, request)
         least = min(costs)
         number = costs.index(least)
         if costs.count(least) == 1:
             worker = looked_at[number]
             return worker, "affinity" if cached[number] else "load"
-        equals = [
-            (w, c) for w, c, cost in zip(looked_at, cached, costs, strict=True) if cost == least
-        ]
-        worker = self._least.pick(tuple([each for each, _ in equals]), load, request)[0]
-        return worker, "affinity" if dict(equals)[worker] else "load"
+        equals = {
+            w: c for w, c, cost in zip(looked_at, cached, costs, strict=True) if cost == least
+        }
+        worker = self._lightest(tuple(sorted(equals, key=_ID)), load, request)
+        return worker, "affinity" if equals[worker] else "load"
 
     def consider(
         self,
@@ -233,19 +237,21 @@ class LeastDelay(PrefixAware):
         >>> policy = LeastDelay(PrefixIndex(1024, 60.0), Random(1))
         >>> fleet = tuple(Worker(name, model="m", http_address="127.0.0.1:8001") for name in "ab")
         >>> fleet[0].in_flight = 2
-        >>> policy.consider(fleet, load_of, InferenceRequest.of_blocks("m", "r1", (7, 8), 800)).scores
-        (1100.0, 800.0)
+        >>> request = InferenceRequest.of_blocks("m", "r1", (7, 8), 800)
+        >>> [round(score) for score in policy.consider(fleet, load_of, request).scores]
+        [767, 533]
         """
         depths = dict(self.index.match(request.blocks, workers))
         cached = [cached_tokens(request, depths.get(worker, 0)) for worker in workers]
         costs = [1000 * cost for cost in self._costs(workers, cached, request)]
-        looked_at = (
-            ""
-            if len(workers) <= LOOKED_AT
-            else f", of {LOOKED_AT} with and {LOOKED_AT} without the prompt"
+        rule = "the least added delay, its own and that of others, in ms, wins"
+        if len(workers) <= LOOKED_AT:
+            return self._consider(workers, self.pick(workers, load, request), costs, request, rule)
+        # Nothing is drawn here, so it is not known who will be looked at.
+        rule += f" among {LOOKED_AT} with and {LOOKED_AT} without the prompt, drawn at random"
+        return replace(
+            self._consider(workers, (workers[0], "load"), costs, request, rule), pick=None
         )
-        rule = f"the least added delay, its own and that of others, in ms, wins{looked_at}"
-        return self._consider(workers, self.pick(workers, load, request), costs, request, rule)
 
     def placed(self, worker: "Worker", request: "InferenceRequest", now: float) -> Placement:
         """Count `request` as sent to `worker`, and believe from now on that its prompt is cached there."""
@@ -298,35 +304,37 @@ class LeastDelay(PrefixAware):
         return min(self._open * RECENT_S / self._arrived, ANSWER_MAX_S)
 
     def _looked_at(
-        self,
-        workers: "tuple[Worker, ...]",
-        matched: "Sequence[tuple[Worker, int]]",
-        request: "InferenceRequest",
+        self, workers: "tuple[Worker, ...]", request: "InferenceRequest"
     ) -> "tuple[Sequence[Worker], list[int]]":
         """Return the workers to choose from, and how many tokens of the prompt each of them has."""
-        count = len(matched)
+        depths: dict[Worker, int] = {}
+        everybody = 0
         if len(workers) <= LOOKED_AT:
-            depths = dict(matched)
-        elif 2 * count > len(workers):
-            # Hardly anybody has nothing of it: one that has little stands for these.
-            most = LOOKED_AT // 2
-            rest = _some(matched, most, 2 * LOOKED_AT - most, self._random.random())
-            depths = dict([*matched[:most], *rest])
-            workers = tuple(depths)
+            depths.update(self.index.match(request.blocks, workers))
         else:
-            having = dict(matched)
-            most = LOOKED_AT // 2
-            depths = dict(
-                matched
-                if count <= LOOKED_AT
-                else [*matched[:most], *_some(matched, most, most, self._random.random())]
-            )
-            for worker in _some(workers, 0, LOOKED_AT, self._random.random()):
-                if worker not in depths:
-                    depths[worker] = having.get(worker, 0)
+            for depth, group in self.index.reached(request.blocks, workers):
+                if len(group) == len(workers):
+                    everybody = depth
+                    break
+                if len(depths) < LOOKED_AT:
+                    for worker in self._some(group.workers):
+                        depths.setdefault(worker, depth)
+            # What one of these has beyond what everybody has is not worth the look.
+            for worker in self._some(workers):
+                depths.setdefault(worker, everybody)
             workers = tuple(depths)
+        tokens = {depth: cached_tokens(request, depth) for depth in {*depths.values(), 0}}
         get = depths.get
-        return workers, [cached_tokens(request, get(worker, 0)) for worker in workers]
+        return workers, [tokens[get(worker, 0)] for worker in workers]
+
+    def _some(self, workers: "tuple[Worker, ...]") -> "tuple[Worker, ...]":
+        """Return as many as are looked at, in a row from a random one on, round the end."""
+        count = len(workers)
+        if count <= LOOKED_AT:
+            return workers
+        start = int(self._random.random() * count)
+        found = workers[start : start + LOOKED_AT]
+        return found + workers[: LOOKED_AT - len(found)]
 
     def _costs(
         self, workers: "Iterable[Worker]", cached: "Iterable[int]", request: "InferenceRequest"
@@ -374,17 +382,3 @@ def _compare(pace: _Pace, believed: int, reported: int) -> None:
         pace.trust = min(pace.reported / pace.believed, 1.0)
         pace.believed *= 0.5
         pace.reported *= 0.5
-
-
-Each = TypeVar("Each")
-
-
-def _some(items: "Sequence[Each]", begin: int, count: int, draw: float) -> "Sequence[Each]":
-    """Return `count` items in a row, of those from `begin` on, from where a draw of [0, 1) says, round the end."""
-    room = len(items) - begin
-    if room <= count:
-        return items[begin:]
-    start = begin + int(draw * room)
-    found = items[start : start + count]
-    missing = count - len(found)
-    return found if not missing else [*found, *items[begin : begin + missing]]
