@@ -55,7 +55,14 @@ def simulate_command(
             "Mooncake or Azure, or a recording. docs/simulator.md"
         ),
     ] = "sessions",
-    workers: Annotated[int | None, typer.Option(min=1, help="Engines. [default: 16]")] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=0, help="Unified engines. [default: 16, beside --prefill none]"),
+    ] = None,
+    prefill: Annotated[
+        int, typer.Option(min=0, help="Prefill engines: prompts are handed off.")
+    ] = 0,
+    decode: Annotated[int, typer.Option(min=0, help="Decode engines.")] = 0,
     load: Annotated[
         list[str] | None,
         typer.Option(
@@ -115,7 +122,8 @@ def simulate_command(
         known: list[Row] = []
         if demo:
             workload, requests, seeds = DEMO, DEMO_REQUESTS, DEMO_SEEDS
-            workers, load = workers or DEMO_WORKERS, load or [f"{each:g}" for each in DEMO_LOADS]
+            load = load or [f"{each:g}" for each in DEMO_LOADS]
+            workers = workers or (0 if prefill else DEMO_WORKERS)
         if what_if is not None and recorded is not None:
             configured, options = _configured(what_if)
             names = [*dict.fromkeys([configured, *(policy or ())])]
@@ -135,12 +143,20 @@ def simulate_command(
             source = source_of(workload)
         for name in names:
             _check_policy(name, options)
-        fleet = workers or 16
+        if (prefill == 0) != (decode == 0):
+            raise ValueError("--prefill and --decode are given together")
+        if workers is None:
+            workers = 0 if prefill else 16
+        fleet = workers + prefill + decode
+        if not fleet:
+            raise ValueError("there is no worker: give --workers, or --prefill and --decode")
         experiment = Experiment(
             source=source,
             level=level,
             requests=requests,
-            workers=fleet,
+            workers=workers,
+            prefill_workers=prefill,
+            decode_workers=decode,
             gateways=gateways,
             profile=engine,
             options=options,

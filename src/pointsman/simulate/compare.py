@@ -87,6 +87,8 @@ class Experiment(Struct, frozen=True, kw_only=True):
     level: ServiceLevel
     requests: int = 2000
     workers: int = 16
+    prefill_workers: int = 0
+    decode_workers: int = 0
     gateways: int = 1
     profile: EngineProfile = EngineProfile()
     options: PolicyOptions = PolicyOptions()
@@ -150,6 +152,8 @@ def run(experiment: Experiment, combination: Combination) -> Result:
             policy=policy,
             options=experiment.options,
             workers=experiment.workers,
+            prefill_workers=experiment.prefill_workers,
+            decode_workers=experiment.decode_workers,
             gateways=experiment.gateways,
             profile=experiment.profile,
             seed=seed,
