@@ -9,6 +9,7 @@ computes.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from heapq import heappop, heappush
 from math import inf
 from random import Random
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from msgspec import Struct
 
+from pointsman.domain.pairing import Pairing, PairingOptions
 from pointsman.domain.policy import PolicyFactory, PolicyOptions, make_policy
 from pointsman.domain.registry import Registry, WorkerReport
 from pointsman.domain.request import InferenceRequest
@@ -63,8 +65,8 @@ class Scenario(Struct, frozen=True, kw_only=True):
     `workload` can be gone through once. `policy` is the name of one, or what makes one; each of the `gateways` has its
     own, with `options`, and its own registry. There are `workers` unified engines of `profile`, and after them
     `prefill_workers` and `decode_workers`, which go together; prompts of less than `disagg_min_tokens` are not handed
-    off. `slow` has the numbers of engines that need so many times as long, `profiles` of those that are others
-    altogether. Every worker sends a heartbeat to
+    off, and with `pairing` others neither, where that is no gain. `slow` has the numbers of engines that need so many
+    times as long, `profiles` of those that are others altogether. Every worker sends a heartbeat to
     every gateway each `heartbeat_s`, which arrives `heartbeat_delay_s` later, if it is not among the
     `heartbeat_loss` (0 to 1) of them that are lost; after `miss_limit` missing ones it is given up. At 0 seconds all
     are known. A request is sent
@@ -78,6 +80,7 @@ class Scenario(Struct, frozen=True, kw_only=True):
     prefill_workers: int = 0
     decode_workers: int = 0
     disagg_min_tokens: int = 0
+    pairing: PairingOptions | None = None
     profile: EngineProfile = PROFILE
     profiles: Mapping[int, EngineProfile] = MappingProxyType({})
     slow: Mapping[int, float] = MappingProxyType({})
@@ -112,12 +115,21 @@ class _Gateway:
     def __init__(self, scenario: Scenario, random: Random) -> None:
         made = scenario.policy
         options = scenario.options
+        if scenario.pairing is not None and options.prefix_index is None:
+            # Policy and pairing ask one index.
+            options = replace(options, prefix_index=options.index())
         policy = (
             make_policy(made, options, random) if isinstance(made, str) else made(options, random)
         )
         self.registry = Registry(scenario.miss_limit, scenario.heartbeat_s, _size_of(scenario))
         table = RouteTable([HANDED_OFF] if scenario.prefill_workers else ())
-        self.router = Router(self.registry, policy, table)
+        pairing = scenario.pairing
+        self.router = Router(
+            self.registry,
+            policy,
+            table,
+            pairing=None if pairing is None else Pairing(options.index(), pairing),
+        )
         self.route = self.router.route
         self.lease = self.router.lease
 
