@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from math import isnan
 from typing import Any
 
-from pointsman.domain.pairing import PairingOptions
+from msgspec.structs import replace
+
 from pointsman.simulate.measures import ServiceLevel, measure
 from pointsman.simulate.profile import EngineProfile
 from pointsman.simulate.run import Scenario, simulate
@@ -42,11 +43,7 @@ def fleets(profile: EngineProfile) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "always", roles
     yield "never", {**roles, "disagg_min_tokens": sys.maxsize}
     for name, factor in (("quickest", 1.0), ("doubled", 2.0), ("halved", 0.5)):
-        options = PairingOptions(
-            prefill_tokens_per_s=speed * factor,
-            transfer_tokens_per_s=profile.transfer_bytes_per_s / profile.kv_bytes_per_token,
-            handoff_s=profile.handoff_s,
-        )
+        options = replace(profile.pairing(), prefill_tokens_per_s=speed * factor)
         yield name, {**roles, "pairing": options}
 
 

@@ -80,6 +80,13 @@ def test_prompts_are_handed_off_where_there_are_workers_for_it() -> None:
     assert "100.0%" in line
 
 
+def test_only_what_costs_less_that_way_is_handed_off() -> None:
+    roles = ("--prefill", "1", "--decode", "1", "--policy", "affinity", "--load", "2")
+    result = ran("--workload", "shared", *roles, "--pairing", "quickest", *QUICK[2:], "--json")
+    assert result.exit_code == 0, result.output
+    assert 0.0 < json.loads(result.stdout)[0]["handed_off"]["mean"] < 1.0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

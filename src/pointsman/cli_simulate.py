@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import fields
+from enum import StrEnum
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -38,6 +39,13 @@ OTHERWISE = {"load_factor": "affinity_load_factor"}
 Runs: TypeAlias = "Callable[[Experiment, Sequence[Combination]], list[Result]]"
 
 
+class Pairs(StrEnum):
+    """What `--pairing` takes."""
+
+    ALWAYS = "always"
+    QUICKEST = "quickest"
+
+
 def simulate_command(
     recorded: Annotated[
         Path | None,
@@ -63,6 +71,10 @@ def simulate_command(
         int, typer.Option(min=0, help="Prefill engines: prompts are handed off.")
     ] = 0,
     decode: Annotated[int, typer.Option(min=0, help="Decode engines.")] = 0,
+    pairing: Annotated[
+        Pairs,
+        typer.Option(help="Which prompts are handed off, as `disagg_pairing` of a gateway."),
+    ] = Pairs.ALWAYS,
     load: Annotated[
         list[str] | None,
         typer.Option(
@@ -157,6 +169,7 @@ def simulate_command(
             workers=workers,
             prefill_workers=prefill,
             decode_workers=decode,
+            pairing=engine.pairing() if pairing is Pairs.QUICKEST else None,
             gateways=gateways,
             profile=engine,
             options=options,

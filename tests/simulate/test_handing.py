@@ -1,12 +1,14 @@
 """Simulated hand-offs: what each worker does, how long it takes, and what becomes of a hand-off that fails."""
 
 from math import isnan
+from random import Random
 
 import pytest
 
 from pointsman.simulate.outcome import Outcome
 from pointsman.simulate.profile import EngineProfile
 from pointsman.simulate.run import Failure, Scenario, simulate
+from pointsman.simulate.synthetic import RECIPES, Synthetic
 from pointsman.simulate.workload import Arrival, Listed
 
 BLOCKS = tuple(range(1, 63))
@@ -19,7 +21,7 @@ def one(count: int = 1, gap_s: float = 3.0, blocks: tuple[int, ...] = BLOCKS) ->
 
 def run(workload: Listed, **values: object) -> Outcome:
     values = {"workers": 0, "prefill_workers": 1, "decode_workers": 1, **values}
-    return simulate(Scenario(workload=workload, policy="least_outstanding", **values))  # type: ignore[arg-type]
+    return simulate(Scenario(workload=workload, policy="least_outstanding", **values))
 
 
 def test_a_prompt_is_computed_here_pushed_and_answered_there() -> None:
@@ -155,3 +157,38 @@ def test_numbers_of_a_scenario_are_checked() -> None:
         run(one(), workers=-1)
     with pytest.raises(ValueError, match=r"^disagg_min_tokens must be at least 0$"):
         run(one(), disagg_min_tokens=-1)
+
+
+def test_pairing_hands_off_what_would_make_others_wait() -> None:
+    """While nobody is being answered, a hand-off costs time and gains nothing."""
+    arrivals = [Arrival(0.0, (), 400, 400), *(Arrival(0.5, (), 8000, 10) for _ in range(2))]
+    outcome = run(Listed(arrivals, 128), pairing=EngineProfile().pairing())
+    assert outcome.prefill[0] == -1
+    assert 0 in list(outcome.prefill)[1:]
+
+
+@pytest.mark.parametrize("load", [4.0, 14.0])
+@pytest.mark.parametrize("bytes_per_s", [12.5e9, 1.25e9])
+def test_answers_are_complete_earlier_than_with_hand_offs_always_and_never(
+    load: float, bytes_per_s: float
+) -> None:
+    """docs/disaggregation.md has more of these figures, of `bench/pairing.py`."""
+    profile = EngineProfile(transfer_bytes_per_s=bytes_per_s)
+    means = []
+    for values in (
+        {"pairing": profile.pairing()},
+        {},
+        {"disagg_min_tokens": 1_000_000},
+    ):
+        drawn = Synthetic(RECIPES["agents"], load, 600, Random(1))
+        scenario = Scenario(
+            workload=drawn,
+            workers=0,
+            prefill_workers=3,
+            decode_workers=3,
+            profile=profile,
+            **values,
+        )
+        outcome = simulate(scenario)
+        means.append(sum(outcome.e2e) / len(outcome))
+    assert means[0] < min(means[1:])

@@ -10,6 +10,8 @@ from math import isfinite
 from msgspec import Struct
 from msgspec.structs import replace
 
+from pointsman.domain.pairing import PairingOptions
+
 __all__ = ["EngineProfile"]
 
 COUNTS = ("chunk_tokens", "sequences_max", "kv_tokens", "block_tokens", "kv_bytes_per_token")
@@ -64,6 +66,18 @@ class EngineProfile(Struct, frozen=True, kw_only=True):
         0.09388608
         """
         return self.handoff_s + tokens * self.kv_bytes_per_token / self.transfer_bytes_per_s
+
+    def pairing(self) -> PairingOptions:
+        """Return what a gateway that knows these speeds is told of hand-offs.
+
+        >>> EngineProfile(transfer_bytes_per_s=1.25e9).pairing().transfer_tokens_per_s
+        9536.7431640625
+        """
+        return PairingOptions(
+            prefill_tokens_per_s=self.prefill_tokens_per_s,
+            transfer_tokens_per_s=self.transfer_bytes_per_s / self.kv_bytes_per_token,
+            handoff_s=self.handoff_s,
+        )
 
     def slower(self, factor: float) -> "EngineProfile":
         """Return the profile of an engine that needs `factor` (above 0) times as long for all that it computes.
