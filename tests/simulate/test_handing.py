@@ -21,7 +21,7 @@ def one(count: int = 1, gap_s: float = 3.0, blocks: tuple[int, ...] = BLOCKS) ->
 
 def run(workload: Listed, **values: object) -> Outcome:
     values = {"workers": 0, "prefill_workers": 1, "decode_workers": 1, **values}
-    return simulate(Scenario(workload=workload, policy="least_outstanding", **values))
+    return simulate(Scenario(workload=workload, policy="least_outstanding", **values))  # type: ignore[arg-type]
 
 
 def test_a_prompt_is_computed_here_pushed_and_answered_there() -> None:
