@@ -70,6 +70,35 @@ def test_policies_are_compared_at_each_load() -> None:
     assert sum("affinity" in line for line in lines) == 2
 
 
+def test_prompts_are_handed_off_where_there_are_workers_for_it() -> None:
+    roles = ("--prefill", "1", "--decode", "1", "--policy", "affinity", "--load", "2")
+    result = ran("--workload", "shared", *roles, *QUICK[2:])
+    assert result.exit_code == 0, result.output
+    title, header, line = result.stdout.splitlines()
+    assert title.startswith("shared on 2 workers")
+    assert header.split()[-5:] == ["handed", "P", "busy", "D", "busy"]
+    assert "100.0%" in line
+
+
+def test_only_what_costs_less_that_way_is_handed_off() -> None:
+    roles = ("--prefill", "1", "--decode", "1", "--policy", "affinity", "--load", "2")
+    result = ran("--workload", "shared", *roles, "--pairing", "quickest", *QUICK[2:], "--json")
+    assert result.exit_code == 0, result.output
+    assert 0.0 < json.loads(result.stdout)[0]["handed_off"]["mean"] < 1.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--prefill", "1"), "--prefill and --decode are given together"),
+        (("--workers", "0"), "there is no worker: give --workers, or --prefill and --decode"),
+    ],
+)
+def test_a_fleet_that_serves_nobody_is_refused(arguments: tuple[str, ...], message: str) -> None:
+    result = ran(*arguments)
+    assert (result.exit_code, result.stderr) == (1, f"pointsman: {message}\n")
+
+
 def test_all_policies_are_compared_where_none_is_named() -> None:
     from pointsman.domain.policy import POLICIES
 

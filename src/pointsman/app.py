@@ -130,7 +130,13 @@ class Gateway:
         self.registry = Registry(options.heartbeat_miss_limit, workers_max=options.workers_max)
         self._index = index = parts.prefix_index(options)
         self.registry.on_leave.append(index.purge)
-        self.router = Router(self.registry, parts.policy(options, index), RouteTable(), SERVES)
+        self.router = Router(
+            self.registry,
+            parts.policy(options, index),
+            RouteTable(),
+            SERVES,
+            parts.pairing(options, index),
+        )
         self.metrics = metrics(
             self._live_workers,
             (*options.paths, "/v1/models", ADMIN, *(mount.path for mount in options.mounts)),
@@ -556,6 +562,7 @@ class Gateway:
         if policy is not self.router.policy:
             self.router.policy = policy
             self.decisions.uses(policy)
+        self.router.pairing = parts.pairing(wanted, self._index)
         self._index.set_limits(wanted.prefix_index_blocks_max, wanted.prefix_index_ttl_s)
         self._plane.set_options(**self._plane_options())
         self._set_handoffs()

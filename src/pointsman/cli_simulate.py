@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import fields
+from enum import StrEnum
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -38,6 +39,13 @@ OTHERWISE = {"load_factor": "affinity_load_factor"}
 Runs: TypeAlias = "Callable[[Experiment, Sequence[Combination]], list[Result]]"
 
 
+class Pairs(StrEnum):
+    """What `--pairing` takes."""
+
+    ALWAYS = "always"
+    QUICKEST = "quickest"
+
+
 def simulate_command(
     recorded: Annotated[
         Path | None,
@@ -55,7 +63,18 @@ def simulate_command(
             "Mooncake or Azure, or a recording. docs/simulator.md"
         ),
     ] = "sessions",
-    workers: Annotated[int | None, typer.Option(min=1, help="Engines. [default: 16]")] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=0, help="Unified engines. [default: 16, beside --prefill none]"),
+    ] = None,
+    prefill: Annotated[
+        int, typer.Option(min=0, help="Prefill engines: prompts are handed off.")
+    ] = 0,
+    decode: Annotated[int, typer.Option(min=0, help="Decode engines.")] = 0,
+    pairing: Annotated[
+        Pairs,
+        typer.Option(help="Which prompts are handed off, as `disagg_pairing` of a gateway."),
+    ] = Pairs.ALWAYS,
     load: Annotated[
         list[str] | None,
         typer.Option(
@@ -115,7 +134,8 @@ def simulate_command(
         known: list[Row] = []
         if demo:
             workload, requests, seeds = DEMO, DEMO_REQUESTS, DEMO_SEEDS
-            workers, load = workers or DEMO_WORKERS, load or [f"{each:g}" for each in DEMO_LOADS]
+            load = load or [f"{each:g}" for each in DEMO_LOADS]
+            workers = workers or (0 if prefill else DEMO_WORKERS)
         if what_if is not None and recorded is not None:
             configured, options = _configured(what_if)
             names = [*dict.fromkeys([configured, *(policy or ())])]
@@ -135,12 +155,21 @@ def simulate_command(
             source = source_of(workload)
         for name in names:
             _check_policy(name, options)
-        fleet = workers or 16
+        if (prefill == 0) != (decode == 0):
+            raise ValueError("--prefill and --decode are given together")
+        if workers is None:
+            workers = 0 if prefill else 16
+        fleet = workers + prefill + decode
+        if not fleet:
+            raise ValueError("there is no worker: give --workers, or --prefill and --decode")
         experiment = Experiment(
             source=source,
             level=level,
             requests=requests,
-            workers=fleet,
+            workers=workers,
+            prefill_workers=prefill,
+            decode_workers=decode,
+            pairing=engine.pairing() if pairing is Pairs.QUICKEST else None,
             gateways=gateways,
             profile=engine,
             options=options,

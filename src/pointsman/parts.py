@@ -33,6 +33,7 @@ from pointsman.control.mounts import MountError, load_mount
 from pointsman.control.store import Store, StoreError
 from pointsman.domain.acceptor import Acceptor, acceptor_from_json
 from pointsman.domain.keys import ANONYMOUS, Keyring, Principal, Scope
+from pointsman.domain.pairing import Pairing, PairingOptions
 from pointsman.domain.policy import Policy, PolicyOptions, make_policy
 from pointsman.domain.prefix_index import PrefixIndex
 from pointsman.domain.worker import Worker
@@ -47,6 +48,7 @@ __all__ = [
     "found_worker",
     "key_file",
     "mounts",
+    "pairing",
     "permit_key",
     "policy",
     "prefix_index",
@@ -190,6 +192,21 @@ def policy(options: GatewayConfig, index: PrefixIndex) -> Policy:
         )
     except ValueError as error:
         raise ConfigError(f"gateway.route_policy: {error}") from None
+
+
+def pairing(options: GatewayConfig, index: PrefixIndex) -> Pairing | None:
+    """Return what decides whether prompts are handed off, None where all are; it asks the index of the policy."""
+    if options.disagg_pairing == "always":
+        return None
+    return Pairing(
+        index,
+        PairingOptions(
+            prefill_tokens_per_s=options.disagg_prefill_tokens_per_s,
+            transfer_tokens_per_s=options.disagg_transfer_tokens_per_s,
+            handoff_s=options.disagg_handoff_s,
+            stall=options.disagg_stall_weight,
+        ),
+    )
 
 
 def static_worker(values: Static, environ: Mapping[str, str] = os.environ) -> Worker:

@@ -623,6 +623,22 @@ async def test_a_short_prompt_is_not_handed_off(least: int, body: dict[str, Any]
         assert len(it.prefill.http.requests) == (least < 1000)
 
 
+@BOTH
+async def test_what_one_worker_does_for_less_is_not_handed_off(body: dict[str, Any]) -> None:
+    async with fleet(decode=2, disagg_pairing="quickest") as it:
+        # Nobody else waits, so a hand-off would only cost; d1 fails, and it is the same with d2.
+        it.decode.fail("asked", RESET)
+        assert text_of(await it.client.ask(post(body))) == answer_to(body)
+        assert it.decodes[1].bodies == [body]
+        assert not it.prefill.http.requests and not it.prefill.prefills
+        workers = it.gateway.registry.snapshot()
+        for worker in workers:
+            worker.running = 1000 * (worker.role == "decode")
+        assert text_of(await it.client.ask(post(body))) == answer_to(body)
+        assert len(it.prefill.prefills) == 1
+        assert [(each.pending_tokens, each.active_tokens) for each in workers] == [(0, 0)] * 3
+
+
 def test_the_fakes_would_show_a_field_that_is_lost() -> None:
     ids = ids_of("hi")
     texts = {

@@ -225,6 +225,20 @@ async def test_o06_without_a_file_there_is_nothing_to_reload(
         caplog.clear()
 
 
+async def test_o06_whether_prompts_are_handed_off_follows_the_file(source: Path) -> None:
+    handing = '[[gateway.routes]]\nmodel = "m"\ntargets = ["disaggregated", "unified"]'
+    written(source, more=handing)
+    async with configured(source) as gateway, Client(gateway.address) as client:
+        assert gateway.router.pairing is None
+        written(source, more=handing, disagg_pairing="quickest", disagg_stall_weight=0.5)
+        await reloaded(client)
+        assert gateway.router.pairing is not None
+        assert gateway.router.pairing.options.stall == 0.5
+        written(source, more=handing)
+        await reloaded(client)
+        assert gateway.router.pairing is None
+
+
 # ------------------------------------------------------------------ what runs
 
 

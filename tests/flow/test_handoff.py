@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
+from pointsman.domain.pairing import Pairing, PairingOptions
 from pointsman.domain.policy.least_outstanding import LeastOutstanding
+from pointsman.domain.prefix_index import PrefixIndex
 from pointsman.domain.registry import Registry
 from pointsman.domain.router import Router
 from pointsman.domain.routes import Route, RouteTable
@@ -342,6 +344,31 @@ def test_a_short_prompt_is_computed_by_the_decode_worker_itself(minimum: int) ->
 def test_a_route_says_for_itself_what_is_short() -> None:
     with Fleet(shortest=1000, route={"disagg_min_tokens": 3}).dialogue() as story:
         to_decode(story).gets(answer(200)).relays_to_the_end()
+
+
+def test_what_a_decode_worker_does_for_less_alone_fails_over_like_anything_else() -> None:
+    fleet = Fleet("pdeu", targets=("disaggregated", "unified"))
+    fleet.router.pairing = Pairing(PrefixIndex(64, 60.0), PairingOptions())
+    with fleet.dialogue() as story:
+        # Nobody is busy.
+        story.expects_send("d").gets(Lost(Why.RESET, "gone"))
+        # At e there are others, who would wait for the prompt; at u there are even more.
+        assert (fleet.in_flight, sent(story)) == ({"e": 1}, ({}, b""))
+        fleet.workers["e"].running, fleet.workers["u"].running = 9_000, 10_000
+        story.expects_send("e").gets(Lost(Why.RESET, "gone"))
+        story.expects_send("u").gets(answer(200)).relays_to_the_end()
+    assert (fleet.failed, fleet.outcomes, fleet.after()) == (["d", "e"], [], [])
+    assert not any(worker.pending_tokens for worker in fleet.workers.values())
+
+
+def test_who_computes_a_prompt_is_decided_anew_where_a_worker_failed() -> None:
+    fleet = Fleet("pde")
+    fleet.router.pairing = Pairing(PrefixIndex(64, 60.0), PairingOptions())
+    fleet.workers["e"].running = 9_000
+    with fleet.dialogue() as story:
+        story.expects_send("d").gets(Lost(Why.RESET, "gone"))
+        to_decode(story, d="e").gets(answer(200)).relays_to_the_end()
+    assert (fleet.failed, fleet.outcomes) == (["d"], ["handed_over"])
 
 
 def test_a_prefill_that_fails_excludes_the_prefill_worker_alone() -> None:

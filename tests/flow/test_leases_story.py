@@ -126,11 +126,12 @@ def test_in_a_hand_off_both_workers_count_each_for_its_own_time() -> None:
     fleet = Fleet("pd")
     with fleet.hands_off() as story:
         story.expects_call("completions", "p")
-        assert fleet.counts == {"p": (100, 60), "d": (100, 60)}
+        # The decode worker has the prompt, and nothing of it to compute.
+        assert fleet.counts == {"p": (100, 60), "d": (100, 0)}
         fleet.x.now = 11.0
         prefilled = answer(200, b'{"kv_transfer_params":{"remote_block_ids":[1]}}')
         story.gets(prefilled).expects_send("d")
-        assert fleet.counts == {"d": (100, 60)}
+        assert fleet.counts == {"d": (100, 0)}
         fleet.x.now = 11.25
         story.gets(EVENT).expects_relay()
         assert fleet.counts == {"d": (100, 0)}
@@ -141,7 +142,9 @@ def test_in_a_hand_off_both_workers_count_each_for_its_own_time() -> None:
 def test_a_prompt_that_is_too_short_to_hand_off_is_not_measured_where_it_was_not_computed() -> None:
     fleet = Fleet("pd", shortest=10_000)
     with fleet.hands_off() as story:
-        story.expects_send("d").gets(answer(200)).relays_to_the_end()
+        story.expects_send("d")
+        assert fleet.counts == {"d": (100, 60)}
+        story.gets(answer(200)).relays_to_the_end()
     assert (fleet.counts, fleet.policy.heard) == ({}, [("d", 0.0)])
 
 
@@ -160,7 +163,7 @@ def test_p05_a_prefill_worker_that_failed_is_not_measured() -> None:
     with fleet.hands_off() as story:
         story.expects_call("completions", "p").gets(RESET)
         story.expects_call("completions", "q")
-        assert fleet.counts == {"q": (100, 60), "d": (100, 60)}
+        assert fleet.counts == {"q": (100, 60), "d": (100, 0)}
         story.throws(ClientGone()).raises(ClientGone)
     assert (fleet.counts, fleet.policy.heard) == ({}, [])
 
@@ -169,7 +172,7 @@ def test_workers_that_are_asked_at_once_are_both_measured() -> None:
     fleet = Fleet("pd", "sglang")
     with fleet.hands_off() as story:
         story.expects_both("p", "d")
-        assert fleet.counts == {"p": (100, 60), "d": (100, 60)}
+        assert fleet.counts == {"p": (100, 60), "d": (100, 0)}
         fleet.x.now = 10.5
         story.gets(Pair(answer(200), EVENT)).expects_relay()
         assert fleet.counts == {"p": (100, 0), "d": (100, 0)}

@@ -5,7 +5,9 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from pointsman.domain.explain import explain
+from pointsman.domain.pairing import Pairing, PairingOptions
 from pointsman.domain.policy import PolicyOptions, make_policy
+from pointsman.domain.prefix_index import PrefixIndex
 from pointsman.domain.registry import Registry, WorkerReport
 from pointsman.domain.request import InferenceRequest
 from pointsman.domain.router import Router
@@ -77,6 +79,7 @@ def state(worker: Worker) -> list[object]:
     WORKERS,
     tables(),
     st.sets(MODELS, max_size=1),
+    st.booleans(),
     st.lists(
         st.tuples(
             st.sampled_from(["public", "alias", "auto", "v1", "v2", "typo"]),
@@ -87,7 +90,9 @@ def state(worker: Worker) -> list[object]:
         max_size=6,
     ),
 )
-def test_an_explanation_says_what_routing_then_does(name, tie, fleet, table, drained, asked):  # type: ignore[no-untyped-def]
+def test_an_explanation_says_what_routing_then_does(  # type: ignore[no-untyped-def]
+    name, tie, fleet, table, drained, paired, asked
+):
     registry = Registry()
     for number, facts in enumerate(fleet):
         registry.beat(
@@ -106,7 +111,9 @@ def test_an_explanation_says_what_routing_then_does(name, tie, fleet, table, dra
     for model in drained:
         registry.drain(model)
     options = PolicyOptions(tie_break=tie, salt=b"salt")
-    router = Router(registry, make_policy(name, options, None), table)  # type: ignore[arg-type]
+    pairing = Pairing(PrefixIndex(64, 60.0), PairingOptions()) if paired else None
+    policy = make_policy(name, options, None)  # type: ignore[arg-type]
+    router = Router(registry, policy, table, pairing=pairing)
     for model, request_id, step in asked:
         request = InferenceRequest(model, request_id, prompt=msgspec.json.encode(request_id))
         live = registry.snapshot()

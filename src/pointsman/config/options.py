@@ -203,6 +203,36 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
             ge=0,
         ),
     ] = 0
+    disagg_pairing: Annotated[
+        Literal["always", "quickest"],
+        option(
+            "Whether every prompt is handed off that can be, or only where that costs less than one worker alone."
+        ),
+    ] = "always"
+    disagg_prefill_tokens_per_s: Annotated[
+        float,
+        option(
+            "How fast a worker computes prompts, for `quickest`.", unit="tokens per second", gt=0
+        ),
+    ] = 8000.0
+    disagg_transfer_tokens_per_s: Annotated[
+        float,
+        option(
+            "How fast computed prompts get to a decode worker, for `quickest`.",
+            unit="tokens per second",
+            gt=0,
+        ),
+    ] = 100_000.0
+    disagg_handoff_s: Annotated[
+        float,
+        option("What a hand-off takes beside that, for `quickest`.", unit="seconds", ge=0),
+    ] = 0.01
+    disagg_stall_weight: Annotated[
+        float,
+        option(
+            "What a second weighs that a running answer waits for a prompt, for `quickest`.", ge=0
+        ),
+    ] = 0.2
     prefill_timeout_s: Annotated[
         float, option("For a prefill worker to compute a prompt and push it.", unit="s", gt=0)
     ] = 30.0

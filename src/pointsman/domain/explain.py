@@ -24,12 +24,14 @@ from pointsman.domain.worker import Role, Worker, load_of
 from pointsman.errors import ModelNotFound, NoCapacity, UnsupportedEndpoint
 
 if TYPE_CHECKING:
+    from pointsman.domain.pairing import Pairing
     from pointsman.domain.policy import Policy
     from pointsman.domain.registry import Registry
     from pointsman.domain.request import InferenceRequest
 
 __all__ = [
     "Candidate",
+    "Compared",
     "Decision",
     "Draw",
     "Explanation",
@@ -90,11 +92,23 @@ class Refusal(Struct, frozen=True, kw_only=True):
     message: str
 
 
+class Compared(Struct, frozen=True, kw_only=True):
+    """One way to answer a request, and the seconds that it would cost; `prefill` computes the prompt, None for nobody.
+
+    What is in these seconds is said in `pointsman.domain.pairing`.
+    """
+
+    worker_id: str
+    prefill: str | None
+    seconds: float
+
+
 class Explanation(Struct, frozen=True, kw_only=True):
     """Where a request would go, and why.
 
     `route` is the id of its route, None without one; `target` is unified or disaggregated, "" when refused; `rule` is
-    how the policy decides, in one sentence; `prefills` are the candidates for `prefill`, which takes the least load.
+    how the policy decides, in one sentence; `prefills` are the candidates for `prefill`, which takes the least load,
+    or the fewest seconds where `ways` are compared; there are none of these where nothing but the load is looked at.
     `pick` is None when the request is refused and when it cannot be foretold. `reason` is what an answer would be
     counted under, `policy_reason` the policy's own word. `cascade_step` is -1 without a cascade and when refused.
     """
@@ -115,6 +129,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
     reason: str = ""
     policy_reason: str = ""
     cascade_step: int = -1
+    ways: tuple[Compared, ...] = ()
     refusal: Refusal | None
 
 
@@ -224,7 +239,7 @@ def explain(
     except (ModelNotFound, NoCapacity, UnsupportedEndpoint) as error:
         refusal = Refusal(status=error.status, code=error.code or error.type, message=error.message)
     prefills: tuple[Worker, ...] = ()
-    if target is not None and target.prefill is not None:
+    if target is not None and (target.prefill is not None or target.ways):
         able = registry.routable(target.served_model, Role.PREFILL)
         prefills = tuple([worker for worker in able if worker not in excluded])
     route = router.table.lookup(request.model)
@@ -240,20 +255,32 @@ def explain(
     )
     if target is None:
         return explanation
-    seen = witness.seen
+    workers, seen = next(each for each in witness.shown if target.worker in each[0])
     prefill = target.prefill
     return replace(
         explanation,
         target="unified" if prefill is None else "disaggregated",
         rule=seen.rule,
-        candidates=candidates_of(witness.workers, load_of, seen),
+        candidates=candidates_of(workers, load_of, seen),
         # A policy that cannot foretell its pick still had to name a worker, for the router to go on.
         pick=None if seen.pick is None else target.worker.id,
-        prefills=_by_load(prefills, request),
+        prefills=_by_seconds(router.pairing, prefills, request)
+        if target.ways and router.pairing is not None
+        else _by_load(prefills, request),
         prefill=None if prefill is None else prefill.id,
         reason=target.reason,
         policy_reason=target.policy_reason,
         cascade_step=target.cascade_step,
+        ways=tuple(
+            [
+                Compared(
+                    worker_id=way.worker.id,
+                    prefill=None if way.prefill is None else way.prefill.id,
+                    seconds=way.seconds,
+                )
+                for way in target.ways
+            ]
+        ),
     )
 
 
@@ -307,8 +334,12 @@ class _Witness:
 
     def __init__(self, policy: "Policy") -> None:
         self._policy = policy
-        self.workers: tuple[Worker, ...] = ()
-        self.seen = _silent(())
+        self.shown: list[tuple[tuple[Worker, ...], Consideration]] = []
+
+    @property
+    def workers(self) -> list[Worker]:
+        """All that it was shown."""
+        return [worker for workers, _ in self.shown for worker in workers]
 
     def pick(
         self,
@@ -317,13 +348,11 @@ class _Witness:
         request: "InferenceRequest",
     ) -> tuple[Worker, str]:
         policy = self._policy
-        self.workers = workers
+        seen = _silent(workers)
         if isinstance(policy, Considers):
-            self.seen = policy.consider(workers, load, request)
-        else:
-            self.seen = _silent(workers)
-        pick = self.seen.pick
-        return workers[0] if pick is None else pick, self.seen.reason
+            seen = policy.consider(workers, load, request)
+        self.shown.append((workers, seen))
+        return workers[0] if seen.pick is None else seen.pick, seen.reason
 
 
 def _silent(workers: tuple[Worker, ...]) -> Consideration:
@@ -335,6 +364,19 @@ def _by_load(workers: tuple[Worker, ...], request: "InferenceRequest") -> tuple[
     if not workers:
         return ()
     return candidates_of(workers, load_of, LeastOutstanding().consider(workers, load_of, request))
+
+
+def _by_seconds(
+    pairing: "Pairing", workers: tuple[Worker, ...], request: "InferenceRequest"
+) -> tuple[Candidate, ...]:
+    return tuple(
+        [
+            Candidate(
+                worker_id=worker.id, load=load_of(worker), score=pairing.prefill_s(request, worker)
+            )
+            for worker in workers
+        ]
+    )
 
 
 def _draw(route: Route | None, request_id: str) -> Draw | None:

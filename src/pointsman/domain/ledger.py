@@ -45,6 +45,11 @@ class Lease:
         if self.placement is not None:
             self.placement.began(now)
 
+    def relieved(self) -> None:
+        """Note that another worker computes the prompt, and hands it over to this one."""
+        if self.placement is not None:
+            self.placement.relieved()
+
     def close(self) -> None:
         """Take the request off the worker's count. Idempotent."""
         if self._open:

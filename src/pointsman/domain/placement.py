@@ -85,6 +85,20 @@ class Placement:
             if heard is not None:
                 heard(self, now)
 
+    def relieved(self) -> None:
+        """Take the prompt off what is to be computed: another worker does that, and hands it over.
+
+        >>> from pointsman.domain.worker import Worker
+        >>> worker = Worker("a", model="m", http_address="127.0.0.1:8000")
+        >>> placement = Placement(worker, 900, 100, at=5.0)
+        >>> placement.relieved()
+        >>> worker.active_tokens, worker.pending_tokens, placement.uncached_tokens
+        (900, 0, 0)
+        """
+        if self._pending:
+            self.worker.pending_tokens -= self.uncached_tokens
+            self.uncached_tokens = 0
+
     def ended(self) -> None:
         """Take the prompt off the worker. Idempotent."""
         if self._active:

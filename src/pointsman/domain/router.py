@@ -10,8 +10,10 @@ from copy import copy
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from pointsman.domain.ledger import Lease
+from pointsman.domain.pairing import best_of
 from pointsman.domain.placement import Leaves, Places
 from pointsman.domain.policy.least_outstanding import LeastOutstanding
 from pointsman.domain.routes import Route, RouteTable, pick_backend
@@ -19,6 +21,7 @@ from pointsman.domain.worker import Role, ServedModel, Worker, connector_of, loa
 from pointsman.errors import ModelNotFound, NoCapacity, UnsupportedEndpoint
 
 if TYPE_CHECKING:
+    from pointsman.domain.pairing import Pairing, Way
     from pointsman.domain.policy import Policy
     from pointsman.domain.registry import Registry
     from pointsman.domain.request import InferenceRequest
@@ -67,7 +70,8 @@ class Target(Struct, frozen=True, eq=False, gc=False):
     `cascade_step` is -1 without a cascade.
 
     The rest is for whoever asks why: `policy_reason` is the policy's own word, `candidates` are the workers that it
-    picked from, and `loads` what each of them held at that moment, () where they were more than `LOADS_KEPT`.
+    picked from, and `loads` what each of them held at that moment, () where they were more than `LOADS_KEPT`. `ways`
+    are those that a `Pairing` has compared.
     """
 
     worker: Worker
@@ -78,6 +82,7 @@ class Target(Struct, frozen=True, eq=False, gc=False):
     policy_reason: str = ""
     candidates: tuple[Worker, ...] = ()
     loads: Sequence[int] = ()
+    ways: "Sequence[Way]" = ()
 
     def __repr__(self) -> str:
         return f"<Target {self.worker.id} {self.served_model} {self.reason}>"
@@ -86,7 +91,9 @@ class Target(Struct, frozen=True, eq=False, gc=False):
 class Router:
     """Pick a worker for each request; hold the route table.
 
-    `serves` has the API paths that engines of a dialect can serve; one of another dialect is thought to serve any.
+    `serves` has the API paths that engines of a dialect can serve; one of another dialect is thought to serve any. With
+    a `pairing` that decides whether a prompt is handed off, and who computes it; without, every one is, if it can be,
+    and the prefill worker of the lowest load computes it.
     """
 
     def __init__(
@@ -95,10 +102,13 @@ class Router:
         policy: "Policy",
         table: RouteTable,
         serves: Mapping[str, frozenset[str]] = ANY_PATH,
+        pairing: "Pairing | None" = None,
     ) -> None:
         self._registry = registry
-        self.policy = policy
+        self._policy = policy
+        self._pairing = pairing
         self._table = table
+        self._tell()
         self._prefill_policy = LeastOutstanding()
         self._serves = serves
         self._known = frozenset[str]().union(*serves.values())
@@ -116,8 +126,17 @@ class Router:
     @policy.setter
     def policy(self, policy: "Policy") -> None:
         self._policy = policy
-        self._placed = policy.placed if isinstance(policy, Places) else None
-        self._left = policy.left if isinstance(policy, Leaves) else None
+        self._tell()
+
+    @property
+    def pairing(self) -> "Pairing | None":
+        """What decides about hand-offs, if there is anything to decide."""
+        return self._pairing if self._table.hands_off else None
+
+    @pairing.setter
+    def pairing(self, pairing: "Pairing | None") -> None:
+        self._pairing = pairing
+        self._tell()
 
     @property
     def table(self) -> RouteTable:
@@ -135,6 +154,7 @@ class Router:
     def adopt(self, table: RouteTable) -> None:
         """Put a table in force, with the epoch that it has."""
         self._table = table
+        self._tell()
         self._registry.renew(table.epoch)
 
     def seen_by(self, registry: "Registry", policy: "Policy") -> "Router":
@@ -170,7 +190,7 @@ class Router:
         `step` is the cascade step, clamped to the route's cascade. The reason is `failover` whenever a worker is
         excluded, then `cascade`, then `canary` for a route of several backends, else the policy's own. A request that
         can be handed off by no connector that is there (`handoff` says by which it can) prefers a unified worker; a
-        decode worker has to do all of it.
+        decode worker has to do all of it. With a pairing, what the policy picks for each target is compared.
 
         Workers that do not serve the path of the request are left out too.
 
@@ -219,6 +239,8 @@ class Router:
             if not connectors:
                 # One worker has to do all of it, and a decode worker where there is no other.
                 targets = sorted(targets, key="unified".__ne__)
+        pairing = self.pairing if connectors else None
+        found: list[tuple[Target, tuple[Worker, ...]]] = []
         for target in targets:
             prefills: tuple[Worker, ...] = ()
             if target == "unified":
@@ -243,11 +265,17 @@ class Router:
                 )
                 prefill = None
                 if prefills:
-                    alike = _by({connector_of(worker)}, prefills)
-                    prefill = self._prefill_policy.pick(alike, load_of, request)[0]
-                return Target(
+                    prefills = _by({connector_of(worker)}, prefills)
+                    if pairing is None:
+                        prefill = self._prefill_policy.pick(prefills, load_of, request)[0]
+                made = Target(
                     worker, served, reason or why, cascade_step, prefill, why, workers, loads
                 )
+                if pairing is None:
+                    return made
+                found.append((made, prefills))
+        if pairing is not None and found:
+            return _best(pairing, request, found)
         if lacked:
             self._check_path(request, served, targets)
         raise self._refusal(request.model, now)
@@ -310,6 +338,14 @@ class Router:
                 )
         return [models[name] for name in sorted(models)]
 
+    def _tell(self) -> None:
+        """Settle who keeps account of prompts: the policy, or the pairing for one that does not."""
+        policy, pairing = self._policy, self.pairing
+        places = policy if isinstance(policy, Places) else pairing
+        self._placed = None if places is None else places.placed
+        leaves = policy if isinstance(policy, Leaves) else pairing
+        self._left = None if leaves is None else leaves.left
+
     def _worker_left(self, worker: Worker) -> None:
         if self._left is not None:
             self._left(worker)
@@ -351,6 +387,16 @@ class Router:
         if self._table.names(model) or self._registry.knows(model, now):
             return NoCapacity(f"no worker can take a request for the model {shown!r} now")
         return ModelNotFound(f"the model {shown!r} does not exist")
+
+
+def _best(
+    pairing: "Pairing", request: "InferenceRequest", found: list[tuple[Target, tuple[Worker, ...]]]
+) -> Target:
+    """Return the target whose way is the best, of those that each kind has."""
+    ways = pairing.ways(request, [(target.worker, prefills) for target, prefills in found])
+    best = best_of(ways)
+    target = next(target for target, _ in found if target.worker is best.worker)
+    return replace(target, prefill=best.prefill, ways=ways)
 
 
 def _serves_itself(route: Route) -> bool:

@@ -97,12 +97,14 @@ class RouteTable:
     Raises `InvalidRoutes` for routes that break a rule, see `validate`.
     """
 
-    __slots__ = ("_by_name", "_named", "epoch", "routes")
+    __slots__ = ("_by_name", "_named", "epoch", "hands_off", "routes")
 
     def __init__(self, routes: Sequence[Route] = (), epoch: int = 1) -> None:
         self.validate(routes)
         self.routes = tuple(routes)
         self.epoch = epoch
+        self.hands_off = any("disaggregated" in route.targets for route in routes)
+        """Whether any route has prefill and decode workers for a target."""
         self._by_name = {n: route for route in routes for n in (route.model, *route.aliases)}
         backends = {backend.model for route in routes for backend in route.backends}
         steps = {step.model for route in routes for step in route.cascade}

@@ -85,7 +85,7 @@ class Legs:
         with Handoff(x, self._handoffs, self._prompt, attempt, transfer) as handoff:
             try:
                 with self._router.lease(handoff.prefill, x.request, x.now) as prefill:
-                    ready = yield from _prepare(handoff)
+                    ready = yield from _prepare(handoff, lease)
                     if isinstance(ready, Ready) and ready.beside is not None:
                         leases = (prefill, lease)
                         return (yield from _at_once(handoff, leases, ready, asked, receive))
@@ -110,7 +110,7 @@ class Legs:
                 transfer.outcome = transfer.outcome or "abandoned"
 
 
-def _prepare(handoff: Handoff) -> Prefilling:
+def _prepare(handoff: Handoff, decode: Lease) -> Prefilling:
     """Do what comes before the decode worker is asked, unless the prompt is too short to be worth it."""
     prompt = handoff.prompt
     connector = connector_of(handoff.prefill)
@@ -119,6 +119,7 @@ def _prepare(handoff: Handoff) -> Prefilling:
     if prompt.bytes < prompt.min_tokens * bytes_each:
         handoff.transfer.outcome = "direct"
         return PLAIN
+    decode.relieved()
     return (yield from CONNECTORS[connector].prefill(handoff))
 
 

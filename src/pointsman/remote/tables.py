@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pointsman.domain.explain import Candidate, Decision, Draw, Explanation, Tried
+from pointsman.domain.explain import Candidate, Compared, Decision, Draw, Explanation, Tried
 from pointsman.remote.answers import Configuration, ModelRow, WorkerRow, Workers
 from pointsman.remote.client import printable
 
@@ -126,6 +126,8 @@ def explanation(answer: Explanation) -> RenderableType:
         parts.append(_candidates(answer.candidates, answer.pick))
     if answer.prefills:
         parts += [Text("for the prefill:"), _candidates(answer.prefills, answer.prefill)]
+    if answer.ways:
+        parts += [Text("the ways:"), _ways(answer.ways)]
     if answer.vetoed:
         vetoes = ", ".join(f"{veto.worker_id} ({veto.why})" for veto in answer.vetoed)
         parts.append(Text(printable(f"not considered: {vetoes}")))
@@ -211,6 +213,13 @@ def _candidates(candidates: Iterable[Candidate], pick: str | None) -> Table:
             _cell(candidate.note),
             style="bold" if picked else "",
         )
+    return table
+
+
+def _ways(ways: Iterable[Compared]) -> Table:
+    table = columns("worker", "prefill", ">seconds")
+    for way in ways:
+        table.add_row(_cell(way.worker_id), _cell(way.prefill or "-"), f"{way.seconds:.3f}")
     return table
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from pointsman.domain.pairing import PairingOptions
 from pointsman.domain.policy import PolicyOptions
 from pointsman.simulate.measures import (
     Mean,
@@ -87,6 +88,9 @@ class Experiment(Struct, frozen=True, kw_only=True):
     level: ServiceLevel
     requests: int = 2000
     workers: int = 16
+    prefill_workers: int = 0
+    decode_workers: int = 0
+    pairing: PairingOptions | None = None
     gateways: int = 1
     profile: EngineProfile = EngineProfile()
     options: PolicyOptions = PolicyOptions()
@@ -150,6 +154,9 @@ def run(experiment: Experiment, combination: Combination) -> Result:
             policy=policy,
             options=experiment.options,
             workers=experiment.workers,
+            prefill_workers=experiment.prefill_workers,
+            decode_workers=experiment.decode_workers,
+            pairing=experiment.pairing,
             gateways=experiment.gateways,
             profile=experiment.profile,
             seed=seed,

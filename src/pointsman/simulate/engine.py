@@ -17,6 +17,9 @@ sequence that started last loses its place: it goes back to the front of the que
 its answer are computed again, except what is still cached then. A request that is larger than the whole cache is
 refused. First come, first served and preemption by recomputing are the defaults of vLLM.
 
+A prompt that another engine hands over (`Sequence.handed`) waits for room as any other, and takes it. Only its last
+token is computed, which gives the first one of the answer.
+
 What it leaves out: that attention makes long prompts dearer per token, the few tokens that the last page of a sequence
 wastes, and that answers are cached, too (a trace does not say their hashes).
 
@@ -44,7 +47,8 @@ class Sequence:
     """One request at an engine: a prompt of which `blocks` are the whole blocks, and an answer of `output_tokens`.
 
     `cached_tokens` is what of the prompt was in the cache when it first started, `first_at` when its first token was
-    there, in seconds, below 0 before that.
+    there, in seconds, below 0 before that. One that is `handed` over comes with its prompt computed, but for the last
+    token, and with `cached_tokens` of where that was done.
     """
 
     __slots__ = (
@@ -57,6 +61,7 @@ class Sequence:
         "blocks",
         "cached_tokens",
         "first_at",
+        "handed",
         "output_tokens",
         "prompt_tokens",
     )
@@ -71,6 +76,7 @@ class Sequence:
         """Forget what an engine did: another one has to begin again."""
         self.cached_tokens = 0
         self.first_at = -1.0
+        self.handed = False
         self._order = -1
         # Prompt tokens still to be computed; tokens of the answer when it last began to decode, and at which step.
         self._remaining = 0
@@ -127,6 +133,7 @@ class ModelledEngine(Generic[SequenceT]):
         "entry_tokens",
         "evicted_tokens",
         "preemptions",
+        "received_tokens",
     )
 
     def __init__(self, profile: "EngineProfile", entry_tokens: int) -> None:
@@ -140,6 +147,7 @@ class ModelledEngine(Generic[SequenceT]):
         self.computed_tokens = 0
         self.evicted_tokens = 0
         self.preemptions = 0
+        self.received_tokens = 0
         self._waiting: deque[SequenceT] = deque()
         # Who decodes, by the step that gives the last token.
         self._decoding: list[tuple[int, int, SequenceT]] = []
@@ -182,6 +190,10 @@ class ModelledEngine(Generic[SequenceT]):
     def fits(self, sequence: SequenceT) -> bool:
         """Tell whether a sequence could run here, if it were alone."""
         return sequence.prompt_tokens + sequence.output_tokens <= self._profile.kv_tokens
+
+    def lacks(self, sequence: SequenceT) -> int:
+        """Return how many tokens of a prompt are not in the cache."""
+        return sequence.prompt_tokens - self._cache.depth(sequence.blocks) * self.entry_tokens
 
     def submit(self, sequence: SequenceT, now: float) -> None:
         """Take a sequence, which must fit. `due` may be earlier afterwards."""
@@ -346,9 +358,14 @@ class ModelledEngine(Generic[SequenceT]):
         sequence._run = cache.pin(blocks)
         self._make_room(held)
         cached = min(depth * size, tokens - 1)
-        if sequence._order < 0:
-            sequence.cached_tokens = cached
         self.cached_tokens += cached
+        if sequence.handed:
+            # If it loses its place, what was handed over is lost with it.
+            sequence.handed = False
+            self.received_tokens += tokens - 1 - cached
+            cached = tokens - 1
+        elif sequence._order < 0:
+            sequence.cached_tokens = cached
         sequence._remaining = tokens - cached
         sequence._held = held
         self._starts += 1

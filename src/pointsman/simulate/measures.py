@@ -11,6 +11,7 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import fields
 
+from pointsman.domain.worker import Role
 from pointsman.simulate.outcome import Outcome
 from pointsman.simulate.sizes import nearest
 
@@ -74,8 +75,10 @@ class Measures(Struct, frozen=True, kw_only=True):
     in seconds. `good` (0 to 1) is the share that met the service level, `goodput` those per second, from the first
     arrival to the last one. `hit_rate` is cached prompt tokens in all prompt tokens. `imbalance` is the busy time of
     the busiest worker in that of the mean one, 1 for perfect balance, and `variation` the coefficient of variation of
-    these times. `migrations` is how often a request was sent to another worker. `cost` is worker seconds for a thousand
-    good requests, inf without any.
+    these times, both among workers of one role, the worst of the roles. `migrations` is how often a request was sent to
+    another worker. `cost` is worker seconds for a thousand good requests, inf without any. `handed_off` is the share of
+    requests whose prompt another worker computed, and `prefill_busy` and `decode_busy` the share of time that a mean
+    worker of the role had something to compute, nan where there are none.
     """
 
     requests: float
@@ -96,6 +99,9 @@ class Measures(Struct, frozen=True, kw_only=True):
     variation: float
     migrations: float
     cost: float
+    handed_off: float
+    prefill_busy: float
+    decode_busy: float
 
 
 class Mean(NamedTuple):
@@ -123,9 +129,7 @@ def measure(outcome: Outcome, level: ServiceLevel, skip: float = 0.0) -> Measure
     count = len(outcome) - first
     good = sum([level.met(outcome, index) for index in range(first, len(outcome))])
     seconds = whole * (1 - skip) or outcome.ended_at
-    busy = [worker.busy_s for worker in outcome.workers]
-    mean = sum(busy) / len(busy) if busy else 0.0
-    spread = sqrt(sum([(each - mean) ** 2 for each in busy]) / len(busy)) if busy else 0.0
+    imbalance, variation = _balance(outcome)
     prompt = sum(outcome.prompt[first:])
     ttft, tpot, e2e = (_known(each[first:]) for each in (outcome.ttft, outcome.tpot, outcome.e2e))
     return Measures(
@@ -143,11 +147,31 @@ def measure(outcome: Outcome, level: ServiceLevel, skip: float = 0.0) -> Measure
         good=good / count if count else nan,
         goodput=good / seconds if seconds else nan,
         hit_rate=sum(outcome.cached[first:]) / prompt if prompt else nan,
-        imbalance=max(busy) / mean if mean else nan,
-        variation=spread / mean if mean else nan,
+        imbalance=imbalance,
+        variation=variation,
         migrations=sum([attempts - 1 for attempts in outcome.attempts[first:] if attempts > 1]),
         cost=1000 * len(outcome.workers) * seconds / good if good else inf,
+        handed_off=sum([each >= 0 for each in outcome.prefill[first:]]) / count if count else nan,
+        prefill_busy=_busy(outcome, Role.PREFILL),
+        decode_busy=_busy(outcome, Role.DECODE),
     )
+
+
+def _balance(outcome: Outcome) -> tuple[float, float]:
+    """Return the imbalance of a run, and the coefficient of variation."""
+    highest, spreads = [], []
+    for role in Role:
+        busy = [worker.busy_s for worker in outcome.workers if worker.role is role]
+        mean = sum(busy) / len(busy) if busy else 0.0
+        if mean:
+            highest.append(max(busy) / mean)
+            spreads.append(sqrt(sum([(each - mean) ** 2 for each in busy]) / len(busy)) / mean)
+    return max(highest, default=nan), max(spreads, default=nan)
+
+
+def _busy(outcome: Outcome, role: Role) -> float:
+    busy = [worker.busy_s for worker in outcome.workers if worker.role is role]
+    return sum(busy) / len(busy) / outcome.ended_at if busy and outcome.ended_at else nan
 
 
 def quantile(ordered: Sequence[float], q: float) -> float:

@@ -27,7 +27,10 @@ COLUMNS = {
 }
 """What a table has room for, with what it is called there."""
 
-SHARES = ("good", "hit_rate")
+ROLES = {"handed_off": "handed", "prefill_busy": "P busy", "decode_busy": "D busy"}
+"""The same where there are workers that hand prompts over."""
+
+SHARES = ("good", "hit_rate", *ROLES)
 
 
 def table(rows: Sequence[Row], title: str) -> Table:
@@ -35,7 +38,9 @@ def table(rows: Sequence[Row], title: str) -> Table:
     made = Table(title=title, title_justify="left", box=None, pad_edge=False)
     made.add_column("load", justify="right")
     made.add_column("policy")
-    for name in COLUMNS.values():
+    roles = any(isfinite(row.means["prefill_busy"].mean) for row in rows)
+    columns = {**COLUMNS, **ROLES} if roles else COLUMNS
+    for name in columns.values():
         made.add_column(name, justify="right")
     load = None
     for row in rows:
@@ -43,7 +48,7 @@ def table(rows: Sequence[Row], title: str) -> Table:
         made.add_row(
             f"{row.load:g}" if first else "",
             row.policy,
-            *(_shown(name, row.means[name]) for name in COLUMNS),
+            *(_shown(name, row.means[name]) for name in columns),
             style="bold" if first else None,
         )
         load = row.load

@@ -1,9 +1,15 @@
 """One simulated run: a workload, gateways that route it, and modelled engines that answer, on a virtual clock.
 
 The registry, the router, the leases and the policy are those of the gateway itself; nothing here knows how they decide.
+
+A hand-off goes as with our own contract (docs/disaggregation.md): the lease of the prefill worker is held until it has
+computed the prompt and pushed it, that of the decode worker from the beginning. A worker pushes one prompt after the
+other, whoever takes them. What is not modelled: that it keeps room for what it pushes, and that it could push while it
+computes.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from heapq import heappop, heappush
 from math import inf
 from random import Random
@@ -12,11 +18,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from msgspec import Struct
 
+from pointsman.domain.pairing import Pairing, PairingOptions
 from pointsman.domain.policy import PolicyFactory, PolicyOptions, make_policy
 from pointsman.domain.registry import Registry, WorkerReport
 from pointsman.domain.request import InferenceRequest
 from pointsman.domain.router import Router
-from pointsman.domain.routes import RouteTable
+from pointsman.domain.routes import Route, RouteTable
+from pointsman.domain.worker import Role
 from pointsman.errors import GatewayError
 from pointsman.simulate.engine import ModelledEngine, Sequence
 from pointsman.simulate.outcome import Outcome, WorkerOutcome
@@ -31,6 +39,11 @@ __all__ = ["Failure", "Scenario", "simulate"]
 
 MODEL = "m"
 """What all workers serve, and all requests ask for."""
+
+HANDED_OFF = Route(MODEL, targets=("disaggregated", "unified"))
+"""The route of a fleet that has prefill and decode workers."""
+
+LETTERS = {Role.UNIFIED: "w", Role.PREFILL: "p", Role.DECODE: "d"}
 
 _Event: TypeAlias = Callable[[float, Any], None]
 
@@ -50,8 +63,10 @@ class Scenario(Struct, frozen=True, kw_only=True):
     """What is simulated. Times are in seconds of the virtual clock.
 
     `workload` can be gone through once. `policy` is the name of one, or what makes one; each of the `gateways` has its
-    own, with `options`, and its own registry. There are `workers` engines of `profile`; `slow` has the numbers of those
-    that need so many times as long, `profiles` of those that are others altogether. Every worker sends a heartbeat to
+    own, with `options`, and its own registry. There are `workers` unified engines of `profile`, and after them
+    `prefill_workers` and `decode_workers`, which go together; prompts of less than `disagg_min_tokens` are not handed
+    off, and with `pairing` others neither, where that is no gain. `slow` has the numbers of engines that need so many
+    times as long, `profiles` of those that are others altogether. Every worker sends a heartbeat to
     every gateway each `heartbeat_s`, which arrives `heartbeat_delay_s` later, if it is not among the
     `heartbeat_loss` (0 to 1) of them that are lost; after `miss_limit` missing ones it is given up. At 0 seconds all
     are known. A request is sent
@@ -62,6 +77,10 @@ class Scenario(Struct, frozen=True, kw_only=True):
     policy: str | PolicyFactory = "affinity"
     options: PolicyOptions = OPTIONS
     workers: int = 16
+    prefill_workers: int = 0
+    decode_workers: int = 0
+    disagg_min_tokens: int = 0
+    pairing: PairingOptions | None = None
     profile: EngineProfile = PROFILE
     profiles: Mapping[int, EngineProfile] = MappingProxyType({})
     slow: Mapping[int, float] = MappingProxyType({})
@@ -96,11 +115,21 @@ class _Gateway:
     def __init__(self, scenario: Scenario, random: Random) -> None:
         made = scenario.policy
         options = scenario.options
+        if scenario.pairing is not None and options.prefix_index is None:
+            # Policy and pairing ask one index.
+            options = replace(options, prefix_index=options.index())
         policy = (
             make_policy(made, options, random) if isinstance(made, str) else made(options, random)
         )
-        self.registry = Registry(scenario.miss_limit, scenario.heartbeat_s, scenario.workers)
-        self.router = Router(self.registry, policy, RouteTable())
+        self.registry = Registry(scenario.miss_limit, scenario.heartbeat_s, _size_of(scenario))
+        table = RouteTable([HANDED_OFF] if scenario.prefill_workers else ())
+        pairing = scenario.pairing
+        self.router = Router(
+            self.registry,
+            policy,
+            table,
+            pairing=None if pairing is None else Pairing(options.index(), pairing),
+        )
         self.route = self.router.route
         self.lease = self.router.lease
 
@@ -108,14 +137,17 @@ class _Gateway:
 class _Engine:
     """One place of the fleet: an engine that dies and comes back, and what is known of it in all of its lives."""
 
-    __slots__ = ("id", "incarnation", "model", "outcome", "profile", "up")
+    __slots__ = ("id", "incarnation", "model", "outcome", "profile", "role", "sends_at", "up")
 
-    def __init__(self, id: str, profile: EngineProfile, entry_tokens: int) -> None:
+    def __init__(self, id: str, role: Role, profile: EngineProfile, entry_tokens: int) -> None:
         self.id = id
+        self.role = role
         self.profile = profile
         self.incarnation = 1
-        self.model: ModelledEngine[_Flight] = ModelledEngine(profile, entry_tokens)
-        self.outcome = WorkerOutcome(id)
+        self.model: ModelledEngine[Any] = ModelledEngine(profile, entry_tokens)
+        self.outcome = WorkerOutcome(id, role=role)
+        # When it has pushed what it pushes now.
+        self.sends_at = 0.0
         self.up = True
 
     def report(self, now: float) -> WorkerReport:
@@ -125,6 +157,7 @@ class _Engine:
             self.id,
             "127.0.0.1:8000",
             MODEL,
+            self.role,
             incarnation=self.incarnation,
             queue_depth=model.queue_depth,
             running=model.running,
@@ -139,6 +172,7 @@ class _Engine:
         model, outcome = self.model, self.outcome
         outcome.computed_tokens += model.computed_tokens
         outcome.cached_tokens += model.cached_tokens
+        outcome.received_tokens += model.received_tokens
         outcome.evicted_tokens += model.evicted_tokens
         outcome.preemptions += model.preemptions
         outcome.busy_s += model.busy_s
@@ -161,6 +195,32 @@ class _Flight(Sequence):
         # It has one whenever it is at an engine.
         self.lease: Lease
 
+    @property
+    def flight(self) -> "_Flight":
+        """Itself: so is asked of all that is at an engine."""
+        return self
+
+    def close(self) -> None:
+        """Leave the worker."""
+        self.lease.close()
+
+
+class _Prompt(Sequence):
+    """The prompt of a request at the prefill worker of a hand-off, until it is pushed."""
+
+    __slots__ = ("engine", "flight", "lease")
+
+    def __init__(self, flight: _Flight, lease: "Lease", engine: _Engine) -> None:
+        super().__init__(flight.blocks, flight.prompt_tokens, 1)
+        self.flight = flight
+        self.lease = lease
+        self.engine = engine
+
+    def close(self) -> None:
+        """Leave both workers."""
+        self.lease.close()
+        self.flight.lease.close()
+
 
 class _Run:
     """A run, from its first event to its last."""
@@ -179,8 +239,13 @@ class _Run:
         self._workload = scenario.workload
         self._block_tokens = scenario.workload.block_tokens
         self._engines = [
-            _Engine(f"w{number:04}", _profile_of(scenario, number), self._block_tokens)
-            for number in range(scenario.workers)
+            _Engine(
+                f"{LETTERS[role]}{number:04}",
+                role,
+                _profile_of(scenario, number),
+                self._block_tokens,
+            )
+            for number, role in enumerate(_roles_of(scenario))
         ]
         self._by_id = {engine.id: number for number, engine in enumerate(self._engines)}
         self._outcome = Outcome(workers=[engine.outcome for engine in self._engines])
@@ -189,6 +254,8 @@ class _Run:
         # What is to happen: when, in which order among equals, what, and to whom.
         self._events: list[tuple[float, int, _Event, Any]] = []
         self._order = 0
+        # Prompts that are being pushed.
+        self._pushes: dict[_Prompt, None] = {}
         # Requests that are not over, those to come of a closed loop included.
         self._open = 0
 
@@ -259,21 +326,31 @@ class _Run:
             engine = self._engines[number]
             outcome.attempts[index] += 1
             outcome.worker[index] = number
-            model = engine.model
-            if engine.up and model.fits(flight):
-                engine.outcome.requests += 1
-                flight.lease = lease
-                due = model.due
-                model.submit(flight, now)
-                if model.due != due:
-                    self._at(model.due, self._advance, model)
+            flight.lease = lease
+            asked: _Flight | _Prompt = flight
+            if target.prefill is not None:
+                prompt = self._prompt(now, flight, target.prefill)
+                if prompt is not None:
+                    asked, engine = prompt, prompt.engine
+            if engine.up and engine.model.fits(asked):
+                self._submit(now, engine, asked)
                 return
-            lease.close()
+            asked.close()
             if engine.up:
                 # What does not fit is refused, and a refusal is an answer.
                 break
-            flight.excluded = (*flight.excluded, worker)
+            flight.excluded = (*flight.excluded, asked.lease.worker)
         self._open -= 1
+
+    def _submit(self, now: float, engine: _Engine, asked: "_Flight | _Prompt") -> None:
+        """Send a worker what it has room for."""
+        engine.outcome.requests += 1
+        model = engine.model
+        due = model.due
+        model.submit(asked, now)
+        if model.due != due:
+            advance = self._computed if engine.role is Role.PREFILL else self._advance
+            self._at(model.due, advance, model)
 
     def _advance(self, now: float, model: ModelledEngine["_Flight"]) -> None:
         if model.due != now:
@@ -300,6 +377,61 @@ class _Run:
                     self._at(following.at, self._arrive, following)
         if model.due < inf:
             self._at(model.due, self._advance, model)
+
+    # Hand-offs.
+
+    def _prompt(self, now: float, flight: _Flight, worker: "Worker") -> _Prompt | None:
+        """Return what a prefill worker is asked before the decode worker is; nothing where the prompt is too short."""
+        lease = flight.gateway.lease(worker, flight.request, now)
+        if flight.prompt_tokens < self._scenario.disagg_min_tokens:
+            lease.close()
+            return None
+        flight.lease.relieved()
+        return _Prompt(flight, lease, self._engines[self._by_id[worker.id]])
+
+    def _computed(self, now: float, model: ModelledEngine[_Prompt]) -> None:
+        """Let prefill workers go on, and push what they have computed."""
+        if model.due != now:
+            return
+        for prompt in model.advance(now)[0]:
+            flight = prompt.flight
+            decode = self._engines[self._by_id[flight.lease.worker.id]]
+            if decode.up:
+                prefill = prompt.engine
+                lasts = prefill.profile.transfer_s(decode.model.lacks(flight))
+                prefill.sends_at = max(prefill.sends_at, now) + lasts
+                self._pushes[prompt] = None
+                self._at(prefill.sends_at, self._pushed, prompt)
+            else:
+                prompt.close()
+                self._elsewhere(now, flight, flight.lease.worker)
+        if model.due < inf:
+            self._at(model.due, self._computed, model)
+
+    def _pushed(self, now: float, prompt: _Prompt) -> None:
+        """Have the decode worker go on from what was pushed to it, unless either died meanwhile."""
+        if prompt not in self._pushes:
+            return
+        del self._pushes[prompt]
+        prompt.lease.began(now)
+        prompt.lease.close()
+        flight = prompt.flight
+        self._outcome.prefill[flight.index] = self._by_id[prompt.engine.id]
+        flight.handed = True
+        flight.cached_tokens = prompt.cached_tokens
+        decode = self._engines[self._by_id[flight.lease.worker.id]]
+        if decode.model.fits(flight):
+            self._submit(now, decode, flight)
+        else:
+            flight.close()
+            self._open -= 1
+
+    def _elsewhere(self, now: float, flight: _Flight, failed: "Worker") -> None:
+        """Begin again without the worker that failed."""
+        flight.reset()
+        flight.excluded = (*flight.excluded, failed)
+        self._outcome.prefill[flight.index] = -1
+        self._send(now, flight)
 
     # Workers.
 
@@ -330,18 +462,23 @@ class _Run:
             return
         engine.up = False
         engine.settle()
-        lost = engine.model.fail()
+        lost: list[_Flight | _Prompt] = engine.model.fail()
         engine.model = ModelledEngine(engine.profile, self._block_tokens)
-        for flight in lost:
-            lease = flight.lease
-            lease.close()
-            if flight.first_at >= 0:
+        engine.sends_at = 0.0
+        for each in lost:
+            each.close()
+            if each.first_at >= 0:
                 # The client has seen a part of the answer: there is no other worker.
                 self._open -= 1
                 continue
-            flight.reset()
-            flight.excluded = (*flight.excluded, lease.worker)
-            self._send(now, flight)
+            self._elsewhere(now, each.flight, each.lease.worker)
+        for prompt in [*self._pushes]:
+            decode = prompt.flight.lease.worker
+            if engine is prompt.engine or engine.id == decode.id:
+                del self._pushes[prompt]
+                prompt.close()
+                failed = prompt.lease.worker if engine is prompt.engine else decode
+                self._elsewhere(now, prompt.flight, failed)
 
     def _come_back(self, now: float, number: int) -> None:
         engine = self._engines[number]
@@ -352,9 +489,14 @@ class _Run:
 
 
 def _check(scenario: Scenario) -> None:
-    for name in ("workers", "gateways", "miss_limit", "attempts_max"):
-        if getattr(scenario, name) < 1:
-            raise ValueError(f"{name} must be at least 1")
+    least = {"gateways": 1, "miss_limit": 1, "attempts_max": 1, "disagg_min_tokens": 0}
+    handing = scenario.prefill_workers or scenario.decode_workers
+    least |= dict.fromkeys(("prefill_workers", "decode_workers"), 1) if handing else {"workers": 1}
+    for name, number in least.items():
+        if getattr(scenario, name) < number:
+            raise ValueError(f"{name} must be at least {number}")
+    if scenario.workers < 0:
+        raise ValueError("workers must be at least 0")
     if scenario.heartbeat_s <= 0:
         raise ValueError("heartbeat_s must be above 0")
     if scenario.heartbeat_delay_s < 0:
@@ -364,9 +506,22 @@ def _check(scenario: Scenario) -> None:
     if not all(factor > 0 for factor in scenario.slow.values()):
         raise ValueError("slow must have factors above 0")
     numbers = {*scenario.profiles, *scenario.slow, *(each.worker for each in scenario.failures)}
-    unknown = sorted(numbers - set(range(scenario.workers)))
+    size = _size_of(scenario)
+    unknown = sorted(numbers - set(range(size)))
     if unknown:
-        raise ValueError(f"there is no worker {unknown[0]}: they are 0 to {scenario.workers - 1}")
+        raise ValueError(f"there is no worker {unknown[0]}: they are 0 to {size - 1}")
+
+
+def _size_of(scenario: Scenario) -> int:
+    return scenario.workers + scenario.prefill_workers + scenario.decode_workers
+
+
+def _roles_of(scenario: Scenario) -> list[Role]:
+    return [
+        *[Role.UNIFIED] * scenario.workers,
+        *[Role.PREFILL] * scenario.prefill_workers,
+        *[Role.DECODE] * scenario.decode_workers,
+    ]
 
 
 def _profile_of(scenario: Scenario, number: int) -> EngineProfile:
