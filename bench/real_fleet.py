@@ -5,7 +5,7 @@
     python bench/real_fleet.py run affinity kv_cost --seed 0 --seed 1 --out runs.jsonl
     python bench/real_fleet.py report runs.jsonl --csv runs.csv
 
-`run` starts, for each seed and each policy, four engines (`pointsman engine`, SmolLM2, one thread each) and one gateway
+`run` starts, for each seed and each policy, four engines (llama.cpp's server, SmolLM2, one thread each) and one gateway
 (`pointsman serve`) as processes of their own, with nothing cached, and sends them what the seed has drawn: prompts that
 begin with one of some shared beginnings, in sessions of some turns, at times that are known beforehand and wait for no
 answer. Nothing but `route_policy` differs between the policies of a seed. Policies take turns, and each seed begins with
@@ -20,9 +20,14 @@ worse than one that does not.
 profile that `run` measured before it began, and both orders. Goodput, hit rate and quantiles are those of the simulator,
 by the same code. `plan` only simulates: to choose a load before engines are troubled.
 
-What the simulator has in common with what is measured: the arrivals to the token, the workers' ids and the keys that
-`affinity` hashes, so that it makes the same choices there; policies, of course. What it has not: an engine keeps one
-prompt for each of its sequences and shares none between them, the model has one cache of the same size for all.
+The engines are llama.cpp's because it keeps prompts that are over: those that left its slot stay in `cache_mib` of
+memory, the oldest go first, and a new prompt goes on from the one that begins most like it. With one slot that is nearly
+a cache of blocks. `pointsman engine` keeps one prompt for each sequence and shares none, so where requests with one
+beginning meet, all of them compute it; no engine of a real fleet is like that.
+
+What the simulator has in common with what is measured: the arrivals to the token, the workers' ids, how often they tell
+of their queues, and the keys that `affinity` hashes, so that it makes the same choices there. What it has not: its cache
+is of blocks and not of whole prompts, and its engines say how much room they have, which llama.cpp does not.
 
 It needs Linux and the extra `engine`.
 """
@@ -36,6 +41,7 @@ import os
 import re
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
@@ -46,20 +52,24 @@ from itertools import accumulate, pairwise
 from math import isfinite, nan
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import httpx
 import msgspec
-
 from harness import Process
+from rich.console import Console
+
 from pointsman.domain.blocks import TOKEN_BYTES, block_hashes
 from pointsman.domain.prefix import render_prefix, render_prompt
+from pointsman.engine.weights import cache_folder, default_weights
 from pointsman.simulate.measures import Mean, Measures, ServiceLevel, mean_of, means_of, measure
 from pointsman.simulate.outcome import Outcome, WorkerOutcome
 from pointsman.simulate.profile import EngineProfile
 from pointsman.simulate.run import Scenario, simulate
 from pointsman.simulate.sizes import exponential, geometric, uniform
 from pointsman.simulate.workload import Arrival, Listed
+from pointsman.testing import llamacpp
+from pointsman.testing.llamacpp import Setting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -78,10 +88,14 @@ __all__ = [
     "table",
 ]
 
-MODEL = "smollm2"
+MODEL = "smol"
 ENGINES = 4
 BLOCK_TOKENS = 32
-"""Engines compute prompts in chunks of so many tokens, and use no other ones again; the gateway compares such blocks."""
+"""Engines compute prompts in chunks of so many tokens; the gateway compares such blocks."""
+STATE_BYTES = 23_058
+"""What a token of SmolLM2 takes in a cache."""
+POLL_S = 2.0
+"""How often engines are asked for their queues: as often as they tell of them in the simulator."""
 KEY_BYTES = 8
 """Of the key that `affinity` hashes: as many as a block's hash has, so that the simulator can have the same one."""
 WARMING = 0.25
@@ -94,12 +108,12 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
 
     A prompt is one of `prefixes` beginnings of `prefix` tokens, the k-th in proportion to 1/k, and what was said since:
     each of on average `turns` turns, `think_s` apart on average, has `question` tokens more or less, and an answer of
-    `answer`. There are `rate` requests per second, for `seconds`. An engine computes `sequences` requests at a time, with
-    `context` tokens of cache for each, on `share` of a core.
+    `answer`. There are `rate` requests per second, for `seconds`. An engine has a slot of `context` tokens, and `cache_mib`
+    MiB for prompts that are over, on `share` of a core.
     """
 
-    rate: float = 1.6
-    seconds: float = 100.0
+    rate: float = 2.5
+    seconds: float = 60.0
     prefixes: int = 16
     prefix: int = 256
     question: int = 24
@@ -107,10 +121,10 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     turns: float = 2.0
     think_s: float = 6.0
     engines: int = ENGINES
-    sequences: int = 6
     context: int = 512
-    share: float = 0.4
-    slo: str = "ttft=6s"
+    cache_mib: int = 32
+    share: float = 0.3
+    slo: str = "ttft=5s"
 
 
 # ------------------------------------------------------------------ what is asked
@@ -272,11 +286,12 @@ def paired(one: Mapping[int, float], other: Mapping[int, float]) -> Mean:
 class Throttle:
     """Lets each of some processes have `share` (0 to 1) of a core and no more: a context manager.
 
-    A process that has had more CPU time than its share is stopped until it has not. What it does not use is not saved
-    for later, beyond one `TICK_S`. All go on when this ends, whatever happens.
+    A process that has had more CPU time than its share is stopped until it has not. Of what it does not use `SAVED_S` are
+    saved, so that it makes up for moments in which others had the core. All go on when this ends, whatever happens.
     """
 
     TICK_S = 0.005
+    SAVED_S = 0.05
 
     def __init__(self, pids: Sequence[int], share: float) -> None:
         self._pids = list(pids)
@@ -284,7 +299,7 @@ class Throttle:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="throttle")
 
-    def __enter__(self) -> Throttle:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -305,7 +320,7 @@ class Throttle:
             for pid in self._pids:
                 before, used[pid] = used[pid], cpu_seconds(pid)
                 earned = (now - at) * self._share
-                credit[pid] = min(credit[pid] + earned, self.TICK_S) - (used[pid] - before)
+                credit[pid] = min(credit[pid] + earned, self.SAVED_S) - (used[pid] - before)
                 with contextlib.suppress(ProcessLookupError):
                     if credit[pid] < 0 and pid not in stopped:
                         os.kill(pid, signal.SIGSTOP)
@@ -346,81 +361,130 @@ prefix_block_bytes = {block}
 first_byte_timeout_s = {timeout}
 """
 
+_WORKER = """
+[[gateway.workers]]
+id = "{name}"
+url = "http://{address}"
+model = "{model}"
+dialect = "llamacpp"
+poll_interval_s = {interval}
+poll_timeout_s = 10.0
+"""
+
+
+class Engine:
+    """A llama.cpp server that is ready; it ends with us, by its standard input, if nobody ends it before."""
+
+    def __init__(self, conditions: Conditions, weights: Path) -> None:
+        setting = Setting(
+            weights=str(weights),
+            alias=MODEL,
+            slots=1,
+            context=conditions.context,
+            batch=BLOCK_TOKENS,
+            cache_mib=conditions.cache_mib,
+        )
+        command = [sys.executable, "-m", llamacpp.__name__, msgspec.json.encode(setting).decode()]
+        # A session of its own is a group of its own for the kernel's scheduler, too.
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+
+    def address(self) -> str:
+        """Return where it listens, when it does."""
+        assert self._process.stdout is not None
+        if found := self._process.stdout.readline().strip():
+            return found
+        raise SystemExit("an engine did not start")
+
+    def stop(self) -> None:
+        """End it at once: it has nothing to lose."""
+        self._process.kill()
+        self._process.communicate()
+
+
+def prefer(pid: int, nice: int) -> None:
+    """Give a process that leads its session a priority (-20 to 19; less than 0 is for root)."""
+    os.setpriority(os.PRIO_PROCESS, pid, nice)
+    group = Path(f"/proc/{pid}/autogroup")
+    if group.exists():
+        # Sessions share the cores first, their processes second: sched(7), autogroup.
+        group.write_text(str(nice))
+
+
+class Setup(NamedTuple):
+    """What is the same for all fleets, and is no part of the conditions."""
+
+    weights: Path
+    nice: int
+
 
 class Fleet:
     """A gateway with a policy and its engines: a context manager, ready when it is entered."""
 
-    def __init__(self, conditions: Conditions, policy: str, model: Path | None = None) -> None:
+    def __init__(self, conditions: Conditions, policy: str, setup: Setup) -> None:
         self._conditions = conditions
         self._policy = policy
-        self._model = model
+        self._setup = setup
         self._stack = contextlib.ExitStack()
 
-    def __enter__(self) -> Fleet:
+    def __enter__(self) -> Self:
+        conditions, setup = self._conditions, self._setup
         with self._stack as stack:
-            self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fleet-")))
-            config = self._folder / "gateway.toml"
-            config.write_text(
-                _CONFIG.format(
-                    policy=self._policy,
-                    key=KEY_BYTES,
-                    block=BLOCK_TOKENS * TOKEN_BYTES,
-                    timeout=_TIMEOUT_S,
-                )
-            )
-            gateway = self._start("gateway", ["pointsman", "serve", "--config", str(config)])
-            found = self._said("gateway", gateway, r"serving on ([^\s,]+)")
-            self.url = f"http://{found}"
-            registry = self._said("gateway", gateway, r"registry[^\n]*? ([\d.]+:\d+)")
-            engines = [self._engine(each, registry) for each in range(self._conditions.engines)]
-            for number, engine in enumerate(engines):
-                self._said(f"w{number:04}", engine, r" on (\S+)\n")
-            self.pids = [engine.child.pid for engine in engines]
+            engines = []
+            for _ in range(conditions.engines):
+                engine = Engine(conditions, setup.weights)
+                stack.callback(engine.stop)
+                engines.append(engine)
+                if setup.nice:
+                    prefer(engine.pid, setup.nice)
+            self.pids = [engine.pid for engine in engines]
+            self.url = f"http://{self._gateway([engine.address() for engine in engines])}"
             self._wait_for(len(engines))
-            stack.enter_context(Throttle(self.pids, self._conditions.share))
+            stack.enter_context(Throttle(self.pids, conditions.share))
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._stack.close()
 
-    def _engine(self, number: int, registry: str) -> Process:
-        conditions, name = self._conditions, f"w{number:04}"
-        command = ["pointsman.engine", "--listen", "127.0.0.1:0", "--served-model", MODEL]
-        command += ["--registry", registry, "--worker-id", name, "--threads", "1"]
-        command += ["--parallel", str(conditions.sequences), "--queue-deadline", str(_TIMEOUT_S)]
-        command += ["--context", str(conditions.sequences * conditions.context)]
-        command += ["--drain-deadline", "0"]
-        if self._model is not None:
-            command += ["--model", str(self._model)]
-        return self._start(name, command)
-
-    def _start(self, name: str, command: list[str]) -> Process:
-        with (self._folder / name).open("wb") as log:
-            process = Process([sys.executable, "-m", *command], log)
+    def _gateway(self, addresses: Sequence[str]) -> str:
+        """Start the gateway; return where it listens."""
+        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="fleet-")))
+        config, log = folder / "gateway.toml", folder / "log"
+        block = BLOCK_TOKENS * TOKEN_BYTES
+        text = _CONFIG.format(policy=self._policy, key=KEY_BYTES, block=block, timeout=_TIMEOUT_S)
+        for number, address in enumerate(addresses):
+            name = f"w{number:04}"
+            text += _WORKER.format(name=name, address=address, model=MODEL, interval=POLL_S)
+        config.write_text(text)
+        with log.open("wb") as output:
+            command = [sys.executable, "-m", "pointsman", "serve", "--config", str(config)]
+            process = Process(command, output)
         self._stack.callback(process.stop)
-        return process
-
-    def _said(self, name: str, process: Process, pattern: str) -> str:
-        """Return what a process says, when it has said it."""
-        log = self._folder / name
+        if self._setup.nice:
+            prefer(process.child.pid, self._setup.nice)
         deadline = time.monotonic() + _TIMEOUT_S
-        while time.monotonic() < deadline:
-            if found := re.search(pattern, log.read_text(errors="replace")):
+        while process.alive and time.monotonic() < deadline:
+            if found := re.search(r"serving on ([^\s,]+)", log.read_text(errors="replace")):
                 return found[1]
-            if not process.alive:
-                break
             time.sleep(0.05)
-        raise SystemExit(f"{name} did not start: {log.read_text(errors='replace')[-600:]}")
+        raise SystemExit(f"the gateway did not start: {log.read_text(errors='replace')[-600:]}")
 
     def _wait_for(self, count: int) -> None:
         deadline = time.monotonic() + _TIMEOUT_S
         while time.monotonic() < deadline:
-            found = httpx.get(f"{self.url}/admin/v1/workers").json()
-            if len(found["workers"]) == count:
+            found = httpx.get(f"{self.url}/admin/v1/workers").json()["data"]
+            if [each["up"] for each in found] == [True] * count:
                 return
             time.sleep(0.1)
-        raise SystemExit("the gateway does not see all engines")
+        raise SystemExit(f"the gateway does not see all engines: {found}")
 
 
 class _Answered(NamedTuple):
@@ -441,7 +505,7 @@ async def _ask(client: httpx.AsyncClient, asked: Asked, began: float) -> _Answer
     due = began + asked.at
     late = time.monotonic() - due
     body = {"model": MODEL, "prompt": asked.ids, "max_tokens": asked.answer, "temperature": 0}
-    body |= {"stream": True, "stream_options": {"include_usage": True}}
+    body |= {"ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
     first = last = 0.0
     usage: dict[str, Any] = {}
     done = False
@@ -474,12 +538,12 @@ async def _ask_all(url: str, asked: Sequence[Asked]) -> list[_Answered]:
 
 
 def measured(
-    conditions: Conditions, profile: EngineProfile, policy: str, seed: int, model: Path | None
+    conditions: Conditions, profile: EngineProfile, policy: str, seed: int, setup: Setup
 ) -> Run:
     """Make one run, with engines of its own."""
     asked = drawn(conditions, seed)
     began, load = time.strftime("%Y-%m-%d %H:%M"), os.getloadavg()[0]
-    with Fleet(conditions, policy, model) as fleet:
+    with Fleet(conditions, policy, setup) as fleet:
         used = [cpu_seconds(pid) for pid in fleet.pids]
         waited = sum(map(runqueue_seconds, fleet.pids))
         answers = asyncio.run(_ask_all(fleet.url, asked))
@@ -512,47 +576,35 @@ def _rounded(seconds: float | None) -> float | None:
 # ------------------------------------------------------------------ the profile
 
 
-def profiled(conditions: Conditions, model: Path | None) -> EngineProfile:
-    """Measure one engine as it is throttled in a run: three medians of five.
+def profiled(conditions: Conditions, setup: Setup) -> EngineProfile:
+    """Measure one engine as it is throttled in a run: medians of five.
 
-    The time of a chunk is that of a long prompt less that of a short one. A step that decodes is timed with one and
-    with three sequences.
+    The time of a prompt token is that of a long prompt less that of a short one, by the tokens that it has more.
     """
     alone = msgspec.structs.replace(conditions, engines=1)
     random = Random("profile")
+    tokens, steps = [], []
+    with Fleet(alone, "least_outstanding", setup) as fleet:
 
-    def fresh(tokens: int, answer: int) -> Asked:
-        return Asked(0.0, _text(random, tokens), answer)
+        def ask(prompt: int, answer: int) -> _Answered:
+            (answered,) = asyncio.run(
+                _ask_all(fleet.url, [Asked(0.0, _text(random, prompt), answer)])
+            )
+            return answered
 
-    chunks: list[float] = []
-    steps: dict[int, list[float]] = {1: [], 3: []}
-    with Fleet(alone, "least_outstanding", model) as fleet:
-
-        def ask(*asked: Asked) -> list[_Answered]:
-            answers = asyncio.run(_ask_all(fleet.url, asked))
-            if any(each.ttft is None for each in answers):
-                raise SystemExit("an engine did not answer while it was measured")
-            return answers
-
-        long = conditions.prefix + 1
+        long, short = conditions.prefix + 1, BLOCK_TOKENS + 1
         for _ in range(5):
-            short_s, long_s = (ask(fresh(each, 1))[0].ttft or nan for each in (33, long))
-            chunks.append((long_s - short_s) / (long - 33))
-            for count, paces in steps.items():
-                # The same prompt's length for all: the last one to begin is not held up by another's chunk.
-                answers = ask(*(fresh(2, 32) for _ in range(count)))
-                paces.append(statistics.median(each.tpot or nan for each in answers))
-    one, three = (statistics.median(steps[count]) for count in (1, 3))
-    each = max((three - one) / 2, 0.0)
-    tokens = conditions.prefix + conditions.turns / 2 * (conditions.question + conditions.answer)
+            of_short, of_long, of_answer = ask(short, 1), ask(long, 1), ask(short, 33)
+            tokens.append(((of_long.ttft or nan) - (of_short.ttft or nan)) / (long - short))
+            steps.append(of_answer.tpot or nan)
     return EngineProfile(
-        prefill_tokens_per_s=round(1 / statistics.median(chunks), 2),
-        decode_base_s=round(max(one - each, 1e-4), 5),
-        decode_per_sequence_s=round(each, 5),
+        prefill_tokens_per_s=round(1 / statistics.median(tokens), 2),
+        decode_base_s=round(statistics.median(steps), 5),
+        decode_per_sequence_s=0.0,
         chunk_tokens=BLOCK_TOKENS,
-        sequences_max=conditions.sequences,
-        # One prompt for each sequence, so as many tokens as such prompts have.
-        kv_tokens=round(conditions.sequences * tokens),
+        sequences_max=1,
+        # What is kept, and what is being computed beside it.
+        kv_tokens=conditions.cache_mib * 1024 * 1024 // STATE_BYTES + conditions.prefix,
         block_tokens=16,
     )
 
@@ -659,8 +711,14 @@ def csv_lines(runs: Sequence[Run]) -> Iterator[str]:
 # ------------------------------------------------------------------ command line
 
 
+def _setup(args: argparse.Namespace) -> Setup:
+    weights = args.model or default_weights(cache_folder(os.environ), Console(stderr=True))
+    return Setup(weights, args.nice)
+
+
 def _run(args: argparse.Namespace, conditions: Conditions) -> int:
-    profile = profiled(conditions, args.model)
+    setup = _setup(args)
+    profile = profiled(conditions, setup)
     print(f"profile: {_values(profile)}", file=sys.stderr, flush=True)
     until = time.monotonic() + args.minutes * 60
     for seed in args.seed or [0]:
@@ -670,7 +728,7 @@ def _run(args: argparse.Namespace, conditions: Conditions) -> int:
         turn = seed % len(args.policies)
         runs = []
         for policy in args.policies[turn:] + args.policies[:turn]:
-            run = measured(conditions, profile, policy, seed, args.model)
+            run = measured(conditions, profile, policy, seed, setup)
             runs.append(run)
             figures = run.measures()
             print(
@@ -712,11 +770,11 @@ def _report(args: argparse.Namespace) -> int:
 
 def _smoke(args: argparse.Namespace, conditions: Conditions) -> int:
     """Two engines, two policies, ten seconds each: everything is there, and nothing fails."""
-    small = msgspec.structs.replace(conditions, engines=2, seconds=10.0, rate=1.0, prefixes=4)
-    profile = profiled(small, args.model)
+    setup = _setup(args)
+    small = msgspec.structs.replace(conditions, engines=2, seconds=10.0, rate=1.0, prefixes=2)
+    profile = profiled(small, setup)
     runs = [
-        measured(small, profile, policy, 0, args.model)
-        for policy in ("affinity", "least_outstanding")
+        measured(small, profile, policy, 0, setup) for policy in ("affinity", "least_outstanding")
     ]
     print("\n".join(table(runs)))
     return int(any(None in run.e2e or not sum(run.cached) for run in runs))
@@ -727,7 +785,10 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     engine = argparse.ArgumentParser(add_help=False)
-    engine.add_argument("--model", type=Path, help="a GGUF file, instead of the engine's default")
+    engine.add_argument(
+        "--model", type=Path, help="a GGUF file, instead of SmolLM2 as it is shipped"
+    )
+    engine.add_argument("--nice", type=int, default=0, help="priority of engines and gateway")
     workload = argparse.ArgumentParser(add_help=False)
     for name, default in msgspec.structs.asdict(Conditions()).items():
         flag = "--" + name.replace("_", "-")
