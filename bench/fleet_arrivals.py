@@ -17,7 +17,7 @@ from pointsman.domain.prefix import render_prefix, render_prompt
 from pointsman.simulate.measures import Measures, ServiceLevel, measure
 from pointsman.simulate.profile import EngineProfile
 from pointsman.simulate.run import Scenario, simulate
-from pointsman.simulate.sizes import exponential, geometric, uniform
+from pointsman.simulate.sizes import Size
 from pointsman.simulate.workload import Arrival, Listed
 
 __all__ = [
@@ -44,19 +44,19 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     """What all runs of a file have in common. Sizes are in tokens, times in seconds.
 
     A prompt is one of `prefixes` beginnings of `prefix` tokens, the k-th in proportion to 1/k, and what was said since:
-    each of on average `turns` turns, `think_s` apart on average, has `question` tokens more or less, and an answer of
-    `answer`. There are `rate` requests per second, for `seconds`. An engine has a slot of `context` tokens, and
-    `cache_mib` MiB for prompts that are over, on `share` of a core.
+    each of `turns` turns, `think_s` apart, has a question of `question` and an answer of `answer`; these are
+    distributions, as recipes of the simulator have them. There are `rate` requests per second, for `seconds`. An engine
+    has a slot of `context` tokens, and `cache_mib` MiB for prompts that are over, on `share` of a core.
     """
 
     rate: float = 2.5
     seconds: float = 60.0
     prefixes: int = 16
-    prefix: int = 256
-    question: int = 24
-    answer: int = 8
-    turns: float = 2.0
-    think_s: float = 6.0
+    prefix: str = "constant/256"
+    question: str = "uniform/12/36"
+    answer: str = "constant/8"
+    turns: str = "geometric/2"
+    think_s: str = "exponential/6"
     engines: int = 4
     context: int = 512
     cache_mib: int = 32
@@ -75,24 +75,31 @@ class Asked(NamedTuple):
 def drawn(conditions: Conditions, seed: int) -> list[Asked]:
     """Draw what is asked, in order: the same for everybody who has the seed."""
     random = Random(f"real fleet {seed}")
-    beginnings = [text(random, conditions.prefix) for _ in range(conditions.prefixes)]
+    prefix, question, answer, turns, think = (
+        Size.parse(getattr(conditions, name))
+        for name in ("prefix", "question", "answer", "turns", "think_s")
+    )
+    # A beginning leaves room for a question.
+    longest = conditions.context * 3 // 4
+    beginnings = [
+        text(random, min(prefix.tokens(random), longest)) for _ in range(conditions.prefixes)
+    ]
     popularity = list(accumulate(1 / rank for rank in range(1, conditions.prefixes + 1)))
-    question = uniform(conditions.question / 2, conditions.question * 3 / 2)
-    turns, think = geometric(conditions.turns), exponential(conditions.think_s)
     asked: list[Asked] = []
     # Sessions that began before have turns to come: the first ones start so early that most are over at 0.
-    at = -10.0 * conditions.think_s * conditions.turns
-    while (at := at + random.expovariate(conditions.rate / conditions.turns)) < conditions.seconds:
+    at = -10 * think.mean * turns.mean
+    while (at := at + random.expovariate(conditions.rate / turns.mean)) < conditions.seconds:
         due = at
         ids = beginnings[bisect(popularity, random.random() * popularity[-1])]
         for _ in range(turns.tokens(random)):
             ids = ids + text(random, question.tokens(random))
-            if len(ids) + conditions.answer > conditions.context or due >= conditions.seconds:
+            written = answer.tokens(random)
+            if len(ids) + written > conditions.context or due >= conditions.seconds:
                 break
             if due >= 0:
-                asked.append(Asked(due, ids, conditions.answer))
+                asked.append(Asked(due, ids, written))
             # What an engine answers is not known beforehand, so something else of that length stands for it.
-            ids = ids + text(random, conditions.answer)
+            ids = ids + text(random, written)
             due += think.draw(random)
     return sorted(asked, key=lambda each: each.at)
 

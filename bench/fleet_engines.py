@@ -311,26 +311,26 @@ async def ask_all(url: str, asked: Sequence[Asked]) -> list[Answered]:
 
 
 def profiled(conditions: Conditions, setup: Setup) -> EngineProfile:
-    """Measure one engine as it is throttled in a run: medians of five.
+    """Measure the engines while all of them are busy, as they are where it matters: medians of five rounds.
 
     The time of a prompt token is that of a long prompt less that of a short one, by the tokens that it has more.
     """
-    alone = msgspec.structs.replace(conditions, engines=1)
     random = Random("profile")
-    tokens, steps = [], []
-    with Fleet(alone, "least_outstanding", setup) as fleet:
+    tokens: list[float] = []
+    steps: list[float] = []
+    with Fleet(conditions, "least_outstanding", setup) as fleet:
 
-        def ask(prompt: int, answer: int) -> Answered:
-            (answered,) = asyncio.run(
-                ask_all(fleet.url, [Asked(0.0, text(random, prompt), answer)])
-            )
-            return answered
+        def ask(prompt: int, answer: int) -> list[Answered]:
+            # As many as there are engines, at once: one for each.
+            asked = [Asked(0.0, text(random, prompt), answer) for _ in fleet.pids]
+            return asyncio.run(ask_all(fleet.url, asked))
 
-        long, short = conditions.prefix + 1, BLOCK_TOKENS + 1
+        long, short = conditions.context // 2 + 1, BLOCK_TOKENS + 1
         for _ in range(5):
             of_short, of_long, of_answer = ask(short, 1), ask(long, 1), ask(short, 33)
-            tokens.append(((of_long.ttft or nan) - (of_short.ttft or nan)) / (long - short))
-            steps.append(of_answer.tpot or nan)
+            more = _median_ttft(of_long) - _median_ttft(of_short)
+            tokens.append(more / (long - short))
+            steps.append(statistics.median(each.tpot or nan for each in of_answer))
     return EngineProfile(
         prefill_tokens_per_s=round(1 / statistics.median(tokens), 2),
         decode_base_s=round(statistics.median(steps), 5),
@@ -338,6 +338,10 @@ def profiled(conditions: Conditions, setup: Setup) -> EngineProfile:
         chunk_tokens=BLOCK_TOKENS,
         sequences_max=1,
         # What is kept, and what is being computed beside it.
-        kv_tokens=conditions.cache_mib * 1024 * 1024 // STATE_BYTES + conditions.prefix,
+        kv_tokens=conditions.cache_mib * 1024 * 1024 // STATE_BYTES + conditions.context // 2,
         block_tokens=16,
     )
+
+
+def _median_ttft(answers: Sequence[Answered]) -> float:
+    return statistics.median(each.ttft or nan for each in answers)

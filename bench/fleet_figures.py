@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from array import array
-from itertools import pairwise
+from itertools import pairwise, permutations
 from math import isfinite, nan
 from typing import TYPE_CHECKING
 
@@ -21,8 +21,21 @@ from pointsman.simulate.profile import EngineProfile
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["COLUMNS", "Run", "cell", "csv_lines", "kendall", "paired", "ranking", "table", "values"]
+__all__ = [
+    "COLUMNS",
+    "Run",
+    "cell",
+    "certain",
+    "csv_lines",
+    "kendall",
+    "paired",
+    "ranking",
+    "table",
+    "values",
+]
 
+CERTAIN_SEEDS = 20
+"""Simulated runs that tell whether two policies differ: real ones are too dear for that many."""
 COLUMNS = ("goodput", "good", "ttft_p50", "ttft_p90", "hit_rate", "imbalance")
 
 
@@ -118,10 +131,11 @@ def cell(mean: Mean, digits: int = 2) -> str:
     return f"{mean.mean:.{digits}f}{around}"
 
 
-def table(runs: Sequence[Run], chances: int = 1) -> list[str]:
+def table(runs: Sequence[Run], profile: EngineProfile | None = None, chances: int = 1) -> list[str]:
     """Return the report of runs under the same conditions as Markdown, the policy of the highest goodput first.
 
-    Simulated figures are of the same seeds, and means over `chances` draws of policies that draw at random.
+    Simulated figures are of the same seeds, on `profile`, which is the median of the measured ones where there is none,
+    and means over `chances` simulations: they differ in when engines tell of their queues, and in what policies draw.
 
     Raises ValueError for runs under different conditions, and where a policy lacks a seed.
     """
@@ -135,7 +149,7 @@ def table(runs: Sequence[Run], chances: int = 1) -> list[str]:
     for policy, of_seeds in found.items():
         if sorted(of_seeds) != seeds:
             raise ValueError(f"{policy} does not have all the seeds")
-    profile = _typical([each.profile for each in runs])
+    profile = profile or _typical([each.profile for each in runs])
     models = {
         policy: means_of(
             [
@@ -166,11 +180,15 @@ def table(runs: Sequence[Run], chances: int = 1) -> list[str]:
         cells += [str(foreseen.index(policy) + 1)]
         lines.append(f"| `{policy}` | {' | '.join(cells)} |")
     tau = kendall(goodput, expected)
+    sure = certain(conditions, profile, order)
+    kept = sum(_sign(goodput[one] - goodput[other]) > 0 for one, other in sure)
     lines += [
         "",
         f"Measured: {', '.join(order)}.",
         f"Simulated: {', '.join(foreseen)}.",
         f"Kendall's tau {tau:.2f}; the first three are {'the same' if order[:3] == foreseen[:3] else 'not the same'}.",
+        f"In {len(sure)} of {len(order) * (len(order) - 1) // 2} pairs the simulator tells which is better, over "
+        f"{CERTAIN_SEEDS} seeds; in {kept} of these it is so measured.",
         "",
         f"{len(seeds)} seeds, {len(runs)} runs from {min(each.began for each in runs)} to "
         f"{max(each.began for each in runs)}; load average {min(each.load for each in runs):.1f} to "
@@ -182,6 +200,24 @@ def table(runs: Sequence[Run], chances: int = 1) -> list[str]:
         f"Workload: {values(conditions)}.",
     ]
     return lines
+
+
+def certain(
+    conditions: Conditions, profile: EngineProfile, policies: Sequence[str]
+) -> list[tuple[str, str]]:
+    """Return the pairs, the better one first, whose simulated goodput differs by more than its paired interval."""
+    of_seeds = {
+        policy: {
+            seed: simulated(conditions, profile, policy, seed, seed).goodput
+            for seed in range(CERTAIN_SEEDS)
+        }
+        for policy in policies
+    }
+    return [
+        (one, other)
+        for one, other in permutations(policies, 2)
+        if (gap := paired(of_seeds[one], of_seeds[other])).mean > gap.margin
+    ]
 
 
 def values(settings: msgspec.Struct) -> str:

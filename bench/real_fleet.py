@@ -128,10 +128,9 @@ def _run(args: argparse.Namespace, conditions: Conditions) -> int:
 
 
 def _plan(args: argparse.Namespace, conditions: Conditions) -> int:
-    profile = msgspec.convert(dict(args.profile), EngineProfile, strict=False)
     found = {
         policy: means_of(
-            [simulated(conditions, profile, policy, seed, seed) for seed in range(args.seeds)]
+            [simulated(conditions, args.profile, policy, seed, seed) for seed in range(args.seeds)]
         )
         for policy in args.policies
     }
@@ -145,7 +144,7 @@ def _plan(args: argparse.Namespace, conditions: Conditions) -> int:
 def _report(args: argparse.Namespace) -> int:
     decoder = msgspec.json.Decoder(Run)
     runs = [decoder.decode(line) for path in args.files for line in path.open("rb")]
-    print("\n".join(table(runs, args.chances)))
+    print("\n".join(table(runs, args.profile, args.chances)))
     if args.csv is not None:
         args.csv.write_text("\n".join(csv_lines(runs)) + "\n")
     return 0
@@ -161,6 +160,11 @@ def _smoke(args: argparse.Namespace, conditions: Conditions) -> int:
     ]
     print("\n".join(table(runs)))
     return int(any(None in run.e2e or not sum(run.cached) for run in runs))
+
+
+def _profile(text: str) -> EngineProfile:
+    pairs = dict(each.split("=") for each in text.split(","))
+    return msgspec.convert(pairs, EngineProfile, strict=False)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -181,9 +185,7 @@ def _parser() -> argparse.ArgumentParser:
     plan = commands.add_parser("plan", parents=[workload], help="simulate only")
     plan.add_argument("policies", nargs="+")
     plan.add_argument("--seeds", type=int, default=10)
-    plan.add_argument(
-        "--profile", type=lambda text: [each.split("=") for each in text.split(",")], required=True
-    )
+    plan.add_argument("--profile", type=_profile, required=True, help="key=value,...")
     run = commands.add_parser("run", parents=[engine, workload], help="measure")
     run.add_argument("policies", nargs="+")
     run.add_argument("--seed", type=int, action="append", help="repeatable")
@@ -192,6 +194,7 @@ def _parser() -> argparse.ArgumentParser:
     report = commands.add_parser("report", help="compare with the simulator")
     report.add_argument("files", type=Path, nargs="+")
     report.add_argument("--csv", type=Path)
+    report.add_argument("--profile", type=_profile, help="simulate on another one: key=value,...")
     report.add_argument("--chances", type=int, default=8)
     return parser
 
