@@ -6,6 +6,7 @@ Everything is drawn from a seed beforehand, so it does not depend on what anybod
 from __future__ import annotations
 
 from bisect import bisect
+from functools import lru_cache
 from itertools import accumulate
 from random import Random
 from typing import NamedTuple
@@ -122,8 +123,13 @@ def simulated(
     conditions: Conditions, profile: EngineProfile, policy: str, seed: int, chance: int = 0
 ) -> Measures:
     """Simulate what `run` measures; `chance` is the seed of a policy that draws at random."""
-    listed = Listed([arrival(each) for each in drawn(conditions, seed)], BLOCK_TOKENS)
+    listed = Listed(_arrivals(conditions, seed), BLOCK_TOKENS)
     scenario = Scenario(
         workload=listed, policy=policy, workers=conditions.engines, profile=profile, seed=chance
     )
     return measure(simulate(scenario), ServiceLevel.parse(conditions.slo), WARMING)
+
+
+@lru_cache(maxsize=32)
+def _arrivals(conditions: Conditions, seed: int) -> list[Arrival]:
+    return [arrival(each) for each in drawn(conditions, seed)]
