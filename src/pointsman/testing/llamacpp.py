@@ -19,7 +19,9 @@ __all__ = ["Setting", "llama_server"]
 class Setting(msgspec.Struct, frozen=True):
     """How a server is started. `slot_folder` is where slots are saved, "" for nowhere; `api_key` is "" for none.
 
-    Without `introspection` it tells nothing of its load: /metrics and /slots are switched off.
+    Without `introspection` it tells nothing of its load: /metrics and /slots are switched off. A step computes `batch`
+    prompt tokens at most. Prompts that left their slots are kept in `cache_mib` MiB of memory, the oldest go first; by
+    default in as much as the server takes on its own.
     """
 
     weights: str
@@ -30,6 +32,8 @@ class Setting(msgspec.Struct, frozen=True):
     api_key: str = ""
     embeddings: bool = False
     introspection: bool = True
+    batch: int = 2048
+    cache_mib: int | None = None
 
 
 @contextlib.contextmanager
@@ -69,6 +73,9 @@ def serve(setting: Setting) -> None:
     params.use_jinja = True
     params.model_alias = {setting.alias}
     params.embedding = setting.embeddings
+    params.n_batch = setting.batch
+    if setting.cache_mib is not None:
+        params.cache_ram_mib = setting.cache_mib
     if setting.slot_folder:
         params.slot_save_path = setting.slot_folder.rstrip("/") + "/"
     if setting.api_key:
