@@ -62,6 +62,7 @@ LEVEL = ServiceLevel.parse("ttft=2s,tpot=50ms")
 WORKERS = 16
 WANTED = 0.95
 LIGHT = 8
+FOLLOWED = 3
 RELATIVE = (0.5, 0.7, 0.85, 1.0, 1.1, 1.2)
 SEEDS = 10
 QUICK = (0.7, 1.0, 1.2)
@@ -82,21 +83,21 @@ RIVALS = frozenset(
 TUNABLES = {
     "cache_aware": [
         f"balance_abs={most},balance_rel={factor},cache_threshold={threshold}"
-        for most, factor in ((2, 1.1), (4, 1.25), (8, 1.25), (16, 1.5), (32, 1.5))
-        for threshold in (0.1, 0.5)
+        for most, factor in ((4, 1.25), (16, 1.5), (64, 1.5))
+        for threshold in (0.1, 0.3, 0.5)
     ],
-    "kv_cost": [f"prefill_load_scale={scale}" for scale in (0.5, 2, 4, 8, 16)],
-    "least_tokens": ["tokens_per_s=8000", "tokens_per_s=32000", "tokens_per_s=128000"],
+    "kv_cost": [f"prefill_load_scale={scale}" for scale in (0.5, 2, 8, 32, 128)],
+    "least_tokens": ["tokens_per_s=8000", "tokens_per_s=32000"],
     "peak_ewma": [f"decay_s={seconds}" for seconds in (1, 3, 30)],
     "prefix_hash": [
         f"prefix_tokens={tokens},load_margin={margin},load_factor={factor}"
         for tokens in (256, 1024, 4096)
-        for margin, factor in ((1, 1.1), (3, 1.25), (10, 1.5))
+        for margin, factor in ((0, 1.25), (3, 1.25), (10, 1.5))
     ],
     "sticky_until_saturated": [
         f"prefill_tokens_per_s=8000,ttft_penalty_s={seconds},sticky_score={score}"
-        for seconds in (0.5, 1, 2, 4)
-        for score in (0.3, 0.5, 0.8)
+        for seconds in (1, 2, 8, 36)
+        for score in (0.1, 0.3, 0.8)
     ],
 }
 """What rivals are tried with: constants around those of this engine. The others have none that could matter here."""
@@ -113,8 +114,8 @@ class Workload(NamedTuple):
 WORKLOADS: Mapping[str, Workload] = {
     # Chats: 40 system prompts, and each turn has all before it.
     "sessions": Workload(
-        "sessions:prefixes=40,prefix=lognormal/3000/0.6,question=lognormal/800/0.8,answer=lognormal/150/0.6,"
-        "turns=geometric/5,think_s=exponential/2",
+        "sessions:prefixes=40,prefix=lognormal/3000/0.6,question=lognormal/2000/0.8,answer=lognormal/150/0.6,"
+        "turns=geometric/4,think_s=exponential/2",
         2500,
         20.0,
     ),
@@ -131,7 +132,7 @@ class Setup(Struct):
     """What has to be known of a workload before it is compared: its knee, and the best constants of rivals for it."""
 
     spec: str
-    policies: list[str]
+    tried: list[str]
     ceiling: float
     knee: float
     tuned: list[str]
@@ -186,8 +187,7 @@ def main() -> None:
             )
             seconds = time.monotonic() - began
             print(f"{name}: knee {setup.knee:g}, {made} runs, {seconds:.0f} s", file=sys.stderr)
-    names = [each for each in ("mooncake", *WORKLOADS) if each in setups]
-    report(given.results, setups, names, relative, seeds)
+            report(given.results, setups, relative, seeds)
 
 
 # What comes first.
@@ -203,8 +203,8 @@ def set_up(experiment: Experiment, workload: Workload, runs: Runs) -> Setup:
     print(f"about {rough:.3g}, of {ceiling:.1%} at light load", file=sys.stderr)
     tuned = _tuned(experiment, rough, runs)
     print(*tuned, sep="\n", file=sys.stderr)
-    knee = _knee(experiment, [*tuned, *plain], rough, wanted, 0.03, runs)
-    return Setup(_named(workload), plain, round(ceiling, 4), float(f"{knee:.3g}"), tuned)
+    knee = _knee(experiment, [*tuned, *plain], rough * 1.1, wanted, 0.03, runs)
+    return Setup(_named(workload), _tried(), round(ceiling, 4), float(f"{knee:.3g}"), tuned)
 
 
 def loads_of(setup: Setup, relative: Sequence[float]) -> list[float]:
@@ -220,36 +220,37 @@ def _knee(
     precision: float,
     runs: Runs,
 ) -> float:
-    """Return the highest load at which at least one of some policies has the wanted share of good answers."""
-    favourite = names[0]
+    """Return the highest load at which at least one of some policies has the wanted share of good answers.
+
+    Only those are followed that have the highest shares at `first`.
+    """
+    shares = _shares(experiment, names, first, runs, "good")
+    best = sorted(names, key=shares.__getitem__, reverse=True)[:FOLLOWED]
 
     def share(load: float) -> float:
-        nonlocal favourite
-        # Whoever held before will mostly hold again, and then nobody else has to be asked.
-        found = _shares(experiment, [favourite], load, runs, "good")
-        if found[favourite] < wanted:
-            found |= _shares(
-                experiment, [each for each in names if each != favourite], load, runs, "good"
-            )
-            favourite = max(found, key=lambda name: found[name])
-        return found[favourite]
+        return max(_shares(experiment, best, load, runs, "good").values())
 
     return find_knee(share, first, wanted=wanted, precision=precision).load
 
 
 def _tuned(experiment: Experiment, knee: float, runs: Runs) -> list[str]:
-    """Return for each rival that has constants those that are best at the knee and above it, if its own are not."""
-    tried = [f"{name}:{each}" for name, variants in TUNABLES.items() for each in variants]
-    tried += TUNABLES
-    sums = dict.fromkeys(tried, 0.0)
-    for load in (knee, knee * 1.2):
-        for name, goodput in _shares(experiment, tried, load, runs, "goodput").items():
-            sums[name] += goodput
-    best = [
-        max((each for each in tried if _plain(each) == name), key=lambda each: sums[each])
-        for name in TUNABLES
-    ]
-    return [each for each in best if each not in TUNABLES]
+    """Return for each rival that has constants those with the highest goodput around the knee, if its own have not.
+
+    All are tried a little above it, and those that are best there below and above.
+    """
+    # Among equals the published constants win.
+    sums = dict.fromkeys([*TUNABLES, *_variants()], 0.0)
+
+    def best(name: str, count: int) -> list[str]:
+        own = [each for each in sums if _plain(each) == name]
+        return sorted(own, key=sums.__getitem__, reverse=True)[:count]
+
+    names = list(sums)
+    for load in (knee * 1.1, knee, knee * 1.2):
+        for each, goodput in _shares(experiment, names, load, runs, "goodput").items():
+            sums[each] += goodput
+        names = [each for name in TUNABLES for each in best(name, FOLLOWED)]
+    return [each for name in TUNABLES for each in best(name, 1) if each != name]
 
 
 def _shares(
@@ -266,7 +267,15 @@ def _shares(
 
 
 def _is_of(setup: Setup, workload: Workload) -> bool:
-    return setup.spec == _named(workload) and setup.policies == sorted(POLICIES)
+    return setup.spec == _named(workload) and setup.tried == _tried()
+
+
+def _tried() -> list[str]:
+    return [*sorted(POLICIES), *_variants()]
+
+
+def _variants() -> list[str]:
+    return [f"{name}:{each}" for name, variants in TUNABLES.items() for each in variants]
 
 
 def _named(workload: Workload) -> str:
@@ -349,14 +358,15 @@ class Compared(NamedTuple):
 def report(
     results: Path,
     setups: Mapping[str, Setup],
-    names: Sequence[str],
     relative: Sequence[float],
     seeds: int,
 ) -> None:
     """Write the tables and the pictures of all workloads, of the runs that were wanted."""
     compared = []
-    for name in names:
-        setup = setups[name]
+    for name in ("mooncake", *WORKLOADS):
+        setup = setups.get(name)
+        if setup is None:
+            continue
         parts = dict(zip(loads_of(setup, relative), relative, strict=True))
         known = {*sorted(POLICIES), *setup.tuned}
         seen = [
