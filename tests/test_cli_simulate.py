@@ -176,6 +176,10 @@ def test_what_if_answers_from_the_recorded_traffic(tmp_path: Path) -> None:
             ["--policy", "afinity"],
             "policy: no policy is called 'afinity', did you mean 'affinity'?",
         ),
+        (
+            ["--policy", "kv_cost:prefill_scale=1"],
+            "policy kv_cost: there is no 'prefill_scale', did you mean prefill_load_scale?",
+        ),
         (["--workload", "sesions"], "no workload is called 'sesions', did you mean sessions?"),
         (["--workload", "no/such"], "workload no/such: there is no such file"),
         (["--workload", "rag:zip=1"], "workload rag: there is no 'zip', did you mean zipf?"),

@@ -54,7 +54,8 @@ def simulate_command(
         ),
     ] = None,
     policy: Annotated[
-        list[str] | None, typer.Option(help="A policy; repeatable. [default: all]")
+        list[str] | None,
+        typer.Option(help="NAME or NAME:option=value,...; repeatable. [default: all]"),
     ] = None,
     workload: Annotated[
         str,
@@ -218,8 +219,10 @@ def _named(name: str, read: Callable[[str], Read], text: str) -> Read:
 
 def _check_policy(name: str, options: "PolicyOptions") -> None:
     from pointsman.domain.policy import make_policy
+    from pointsman.simulate.variants import variant_of
 
-    _named("policy", lambda name: make_policy(name, options, Random(0)), name)
+    plain, own = variant_of(name, options)
+    _named("policy", lambda name: make_policy(name, own, Random(0)), plain)
 
 
 def _loads(texts: list[str] | None, default: float) -> tuple[list[float], bool]:

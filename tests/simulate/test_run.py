@@ -212,6 +212,38 @@ def test_gateways_see_each_others_load_in_heartbeats_alone() -> None:
         assert len(policy.seen) == 2
 
 
+def test_a_heartbeat_tells_how_full_the_cache_is_without_what_nobody_uses() -> None:
+    used: list[float] = []
+
+    class Asking(LeastOutstanding):
+        def pick(
+            self, workers: tuple[Worker, ...], load: Load, request: InferenceRequest
+        ) -> tuple[Worker, str]:
+            used.append(workers[0].kv_usage)
+            return super().pick(workers, load, request)
+
+    blocks = tuple(range(62))
+    simulate(
+        Scenario(
+            # The first one, a prompt of 1000 tokens, is at work for 12 s, and then only cached.
+            workload=Listed(
+                [
+                    Arrival(0.0, blocks, 1000, 1900),
+                    Arrival(6.0, (), 10, 1),
+                    Arrival(30.0, (), 10, 1),
+                ]
+            ),
+            policy=lambda options, random: Asking(),
+            profile=EngineProfile(kv_tokens=4000),
+            workers=1,
+        )
+    )
+    assert used[0] == 0.0
+    # The heartbeat of some moment in the last 2 s said it: the prompt, and a token more each 6.35 ms.
+    assert 0.25 + 590 / 4000 < used[1] < 0.25 + 950 / 4000
+    assert used[2] == 0.0
+
+
 def test_a_heartbeat_that_is_late_tells_what_was() -> None:
     shown = {}
     for delay_s in (0.0, 1.9):

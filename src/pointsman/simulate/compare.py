@@ -6,6 +6,7 @@ is not decided here. Policies meet the same workload, drawn from the seed alone.
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from math import nan
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from pointsman.simulate.measures import (
     Mean,
     Measures,
     ServiceLevel,
+    mean_of,
     means_of,
     measure,
     timeline,
@@ -27,9 +29,20 @@ from pointsman.simulate.recorded import RecordedTraffic, read_recording
 from pointsman.simulate.run import Scenario, simulate
 from pointsman.simulate.synthetic import Recipe, Synthetic
 from pointsman.simulate.traces import AzureTrace, MooncakeTrace
+from pointsman.simulate.variants import variant_of
 from pointsman.simulate.workload import Arrival, Workload
 
-__all__ = ["Combination", "Experiment", "Result", "Row", "Source", "combinations", "rows", "run"]
+__all__ = [
+    "Combination",
+    "Experiment",
+    "Result",
+    "Row",
+    "Source",
+    "combinations",
+    "difference",
+    "rows",
+    "run",
+]
 
 POINTS = 200
 """Moments of a timeline."""
@@ -98,7 +111,7 @@ class Experiment(Struct, frozen=True, kw_only=True):
 
 
 class Combination(NamedTuple):
-    """The coordinates of a run."""
+    """The coordinates of a run; `policy` is a name, or one with options of its own: see `variant_of`."""
 
     policy: str
     load: float
@@ -139,20 +152,21 @@ def combinations(policies: Sequence[str], loads: Sequence[float], seeds: int) ->
 def run(experiment: Experiment, combination: Combination) -> Result:
     """Make one run.
 
-    Raises `ValueError` for a policy that nobody offers and for a file that cannot be understood, `OSError` for one that
-    cannot be read.
+    Raises `ValueError` for a policy or an option that nobody offers and for a file that cannot be understood, `OSError`
+    for one that cannot be read.
 
     >>> source = Source(recipe=Recipe())
     >>> experiment = Experiment(source=source, level=ServiceLevel(ttft=2.0), requests=50, workers=2)
     >>> run(experiment, Combination("least_outstanding", 1.0, 0)).measures.good
     1.0
     """
-    policy, load, seed = combination
+    text, load, seed = combination
+    policy, options = variant_of(text, experiment.options)
     outcome = simulate(
         Scenario(
             workload=experiment.source.workload(load, experiment.requests, seed),
             policy=policy,
-            options=experiment.options,
+            options=options,
             workers=experiment.workers,
             prefill_workers=experiment.prefill_workers,
             decode_workers=experiment.decode_workers,
@@ -186,3 +200,24 @@ def rows(results: Iterable[Result]) -> list[Row]:
         for (load, policy), measures in grouped.items()
     ]
     return sorted(made, key=lambda row: (row.load, -row.means["goodput"].mean, row.policy))
+
+
+def difference(results: Iterable[Result], one: Row, other: Row, figure: str = "goodput") -> Mean:
+    """Return by how much `one` is above `other` in a figure: the mean of the differences seed by seed.
+
+    Both met the same workload with the same seed, so what that did to both is not in the interval. Of seeds that only
+    one of them has nothing is taken; nan where they have none in common.
+
+    >>> source = Source(recipe=Recipe())
+    >>> experiment = Experiment(source=source, level=ServiceLevel(ttft=2.0), requests=50, workers=2)
+    >>> both = [run(experiment, each) for each in combinations(["affinity", "weighted"], [1.0], 2)]
+    >>> first, second = rows(both)
+    >>> difference(both, first, second, "requests")
+    Mean(mean=0.0, margin=0.0)
+    """
+    seen: dict[tuple[str, float], dict[int, float]] = {}
+    for (policy, load, seed), measures, _ in results:
+        seen.setdefault((policy, load), {})[seed] = getattr(measures, figure)
+    ours, theirs = (seen.get((row.policy, row.load), {}) for row in (one, other))
+    common = sorted(ours.keys() & theirs.keys())
+    return mean_of([ours[seed] - theirs[seed] for seed in common]) if common else Mean(nan, nan)

@@ -6,7 +6,7 @@ Needs the extra `plot`.
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pointsman.simulate.compare import Result, Row
 
@@ -28,10 +28,18 @@ def check_plot(path: Path) -> None:
         raise ValueError("a plot needs the plot extra: pip install 'pointsman[plot]'")
 
 
-def draw(rows: Sequence[Row], results: Sequence[Result], path: Path, *, unit: str) -> None:
+def draw(
+    rows: Sequence[Row],
+    results: Sequence[Result],
+    path: Path,
+    *,
+    unit: str,
+    at: float | None = None,
+) -> None:
     """Draw a comparison to a file, SVG or PNG by its suffix; the same one gives the same bytes.
 
-    `unit` says what a load is. Timelines are of the first seed at the highest load. Raises OSError.
+    `unit` says what a load is. Hit rate and imbalance are of the load `at`, of the highest one if that is not given.
+    Timelines are of the first seed at the highest load. Raises OSError.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -51,24 +59,24 @@ def draw(rows: Sequence[Row], results: Sequence[Result], path: Path, *, unit: st
         _over_load(
             figure.add_subplot(grid[0, 1]), rows, "goodput", "good requests per second", unit
         )
-        _hits_and_balance(figure.add_subplot(grid[0, 2]), rows, highest)
+        _hits_and_balance(figure.add_subplot(grid[0, 2]), rows, highest if at is None else at)
         for number, result in enumerate(lines, 1):
             _timeline(figure.add_subplot(grid[number, :]), result)
         figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 def _over_load(axes: "Axes", rows: Sequence[Row], name: str, label: str, unit: str) -> None:
-    for policy in sorted({row.policy for row in rows}):
+    for policy, style in _styles(rows).items():
         own = sorted([row for row in rows if row.policy == policy], key=lambda row: row.load)
         means = [row.means[name] for row in own]
         loads = [row.load for row in own]
-        (line,) = axes.plot(loads, [each.mean for each in means], marker="o", ms=3, label=policy)
+        axes.plot(loads, [each.mean for each in means], ms=3, label=policy, **style)
         axes.fill_between(
             loads,
             [each.mean - each.margin for each in means],
             [each.mean + each.margin for each in means],
             alpha=0.15,
-            color=line.get_color(),
+            color=style["color"],
             lw=0,
         )
     axes.set_xlabel(unit)
@@ -79,12 +87,25 @@ def _over_load(axes: "Axes", rows: Sequence[Row], name: str, label: str, unit: s
 
 
 def _hits_and_balance(axes: "Axes", rows: Sequence[Row], load: float) -> None:
+    styles = _styles(rows)
     for row in sorted([row for row in rows if row.load == load], key=lambda row: row.policy):
         where = (row.means["imbalance"].mean, row.means["hit_rate"].mean)
-        axes.plot(*where, "o")
+        axes.plot(*where, **styles[row.policy])
         axes.annotate(row.policy, where, xytext=(4, 3), textcoords="offset points", fontsize=7)
     axes.set_xlabel(f"busiest worker / mean, at load {load:g}")
     axes.set_ylabel("prompt tokens from caches")
+
+
+def _styles(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+    """Return how each policy is drawn: there are ten colours, and then another mark and another line."""
+    return {
+        policy: {
+            "color": f"C{number % 10}",
+            "marker": "osD^"[number // 10 % 4],
+            "linestyle": ("-", "--", ":", "-.")[number // 10 % 4],
+        }
+        for number, policy in enumerate(sorted({row.policy for row in rows}))
+    }
 
 
 def _timeline(axes: "Axes", result: Result) -> None:

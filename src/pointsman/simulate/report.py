@@ -1,7 +1,7 @@
-"""Comparisons as a table, as CSV and as JSON: every figure of `Measures`, by policy and load."""
+"""Comparisons as a table, as Markdown, as CSV and as JSON: figures of `Measures`, by policy and load."""
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import TextIO
 
@@ -11,7 +11,7 @@ from rich.table import Table
 from pointsman.simulate.compare import Row
 from pointsman.simulate.measures import Mean
 
-__all__ = ["json_of", "table", "write_csv"]
+__all__ = ["json_of", "markdown", "table", "write_csv"]
 
 COLUMNS = {
     "goodput": "good/s",
@@ -53,6 +53,31 @@ def table(rows: Sequence[Row], title: str) -> Table:
         )
         load = row.load
     return made
+
+
+def markdown(
+    rows: Sequence[Row], columns: Sequence[str], more: Mapping[str, Sequence[str]] | None = None
+) -> str:
+    """Return some rows as a table in Markdown, with these figures, and `more` columns with a cell for each row.
+
+    >>> print(markdown([Row("affinity", 2.0, 3, {"good": Mean(0.9, 0.1)})], ["good"], {"is": ["ours"]}))
+    | load | policy | good | is |
+    | ---: | --- | ---: | ---: |
+    | 2 | affinity | 90.0% | ours |
+    <BLANKLINE>
+    """
+    more = more or {}
+    names = [COLUMNS[name] for name in columns]
+    lines = [
+        ["load", "policy", *names, *more],
+        ["---:", "---", *["---:"] * (len(names) + len(more))],
+    ]
+    for at, row in enumerate(rows):
+        figures = [_shown(name, row.means[name]) for name in columns]
+        lines.append(
+            [f"{row.load:g}", row.policy, *figures, *[cells[at] for cells in more.values()]]
+        )
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def write_csv(rows: Sequence[Row], target: TextIO) -> None:

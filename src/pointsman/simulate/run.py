@@ -153,6 +153,7 @@ class _Engine:
     def report(self, now: float) -> WorkerReport:
         """Return what this engine says of itself in a heartbeat."""
         model, profile = self.model, self.profile
+        room = model.room(now)
         return WorkerReport(
             self.id,
             "127.0.0.1:8000",
@@ -161,9 +162,11 @@ class _Engine:
             incarnation=self.incarnation,
             queue_depth=model.queue_depth,
             running=model.running,
-            kv_free_blocks=model.room(now) // profile.block_tokens,
+            kv_free_blocks=room // profile.block_tokens,
             kv_total_blocks=profile.kv_tokens // profile.block_tokens,
             kv_tokens=profile.kv_tokens,
+            # As engines count it: what is cached and not in use is free.
+            kv_usage=1 - room / profile.kv_tokens,
             cached_tokens=model.cached_tokens,
         )
 
