@@ -152,7 +152,7 @@ def test_what_if_answers_from_the_recorded_traffic(tmp_path: Path) -> None:
         (["--workload", "rag:zip=1"], "workload rag: there is no 'zip', did you mean zipf?"),
         (["--slo", "ttf=2s"], "slo: there is no 'ttf', did you mean ttft?"),
         (["--profile", "kv_token=1"], "profile: there is no 'kv_token', did you mean kv_tokens?"),
-        (["--profile", "kv_tokens=0"], "profile: kv_tokens must be 1 to 1099511627776, not 0"),
+        (["--profile", "kv_tokens=0"], "profile: kv_tokens must be 1 to 68719476736, not 0"),
         (["--profile", "kv_tokens=x"], "profile: Expected `int`, got `str` - at `$.kv_tokens`"),
         (["--profile", "none.toml"], "profile none.toml: No such file or directory"),
         (["--load", "much"], "load: 'much' is neither a number nor knee"),

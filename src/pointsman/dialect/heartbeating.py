@@ -35,6 +35,7 @@ class Load(Struct):
     running: int | None = None
     kv_total_blocks: int | None = None
     kv_free_blocks: int | None = None
+    kv_block_tokens: int | None = None
 
 
 decode_load = msgspec.json.Decoder(Load).decode
@@ -67,6 +68,7 @@ class Heartbeating:
             waiting=load.queue_depth,
             kv_total_blocks=load.kv_total_blocks,
             kv_free_blocks=load.kv_free_blocks,
+            block_tokens=load.kv_block_tokens,
             draining=draining,
         )
 

@@ -149,6 +149,7 @@ class SgLang:
             waiting=load.waiting,
             kv_total_blocks=pages,
             kv_free_blocks=free_of(pages, load.usage),
+            block_tokens=info.page_size,
             kv_usage=load.usage,
             lora_slots=info.max_loras_per_batch if info.enable_lora else None,
             cached_tokens=total(found.get(CACHED, ())),

@@ -107,7 +107,9 @@ class Vllm:
         found = samples(text, NAMES)
         missing = [name for name in (RUNNING, WAITING) if name not in found]
         usage = fullest(sample.value for sample in _first(found, USAGE))
-        blocks = _blocks(found.get(CACHE, ()))
+        counts = _counts(found.get(CACHE, ()), "num_gpu_blocks")
+        blocks = sum(counts) if counts else None
+        sizes = _counts(found.get(CACHE, ()), "block_size")
         unread = f"metrics: no {' and no '.join(missing)}" if missing else ""
         return Reading(
             ready,
@@ -118,6 +120,7 @@ class Vllm:
             waiting=total(found.get(WAITING, ())),
             kv_usage=usage,
             kv_total_blocks=blocks,
+            block_tokens=min(sizes, default=None),
             kv_free_blocks=free_of(blocks, usage),
             lora_slots=_lora_slots(found.get(LORA, ())),
             cached_tokens=total(_first(found, CACHED)),
@@ -180,10 +183,9 @@ def _first(found: Mapping[str, list[Sample]], names: Iterable[str]) -> list[Samp
     return next((found[name] for name in names if name in found), [])
 
 
-def _blocks(found: Iterable[Sample]) -> int | None:
-    counts = [count_of(sample.labels.get("num_gpu_blocks", "")) for sample in found]
-    known = [count for count in counts if count is not None]
-    return sum(known) if known else None
+def _counts(found: Iterable[Sample], label: str) -> list[int]:
+    counts = [count_of(sample.labels.get(label, "")) for sample in found]
+    return [count for count in counts if count is not None]
 
 
 def _lora_slots(found: Iterable[Sample]) -> int | None:

@@ -167,8 +167,8 @@ class ModelledEngine(Generic[SequenceT]):
         self._context = 0
         self._starts = 0
         self._step = 0
-        # The stretch of steps that is going on: when it began, how many, how long the first one is, how much longer each
-        # other one than the one before, and how long all of them are.
+        # The stretch of steps that is going on: when it began, how many, how long the first one is, how much longer
+        # each other one than the one before, and how long all of them are.
         self._stretch_at = 0.0
         self._steps = 0
         self._step_s = 0.0

@@ -20,7 +20,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "start_s": (0, 3600),
     "chunk_tokens": (1, 2**30),
     "sequences_max": (1, 2**20),
-    "kv_tokens": (1, 2**40),
+    "kv_tokens": (1, 2**36),
     "block_tokens": (1, 2**20),
 }
 """What can be true of an engine, both ends included. More is a mistake, of units as a rule."""
