@@ -42,7 +42,7 @@ class Settings(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What was seen: `sequences` is how many run at a time, `chunk` what a step computes of a prompt, None if unseen."""
+    """What was seen: `sequences` is how many run at a time, `chunk` what a step computes of prompts, None if unseen."""
 
     prompts: list[PromptSample]
     decodes: list[DecodeSample]
