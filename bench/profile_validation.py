@@ -53,7 +53,7 @@ class Request:
         size = prompt // BLOCK
         shared = min(DOCUMENT // BLOCK, size) if self.document >= 0 else 0
         blocks = [
-            hash((self.document if place < shared else DOCUMENTS + number, place))
+            (self.document if place < shared else DOCUMENTS + number) << 16 | place
             for place in range(size)
         ]
         return Arrival(self.at, tuple(blocks), prompt, answer)

@@ -1,12 +1,12 @@
 """What is measured of an engine whose numbers are known, on a clock that does not run by itself."""
 
 import asyncio
-from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import pytest
 
-from pointsman.dialect.engines import DIALECTS, Reading
+from pointsman.dialect.engines import Reading
 from pointsman.measure.asking import Answered, MeasureError
 from pointsman.measure.measuring import Measured, Measuring, Settings, pace
 from pointsman.measure.profiling import profile_from
@@ -35,117 +35,21 @@ PAGED = EngineProfile(
 )
 
 
-class Sequence:
-    def __init__(self, words: list[str], tokens: int, began: Callable[[], None] | None) -> None:
-        self.words = words
-        self.tokens = tokens
-        self.began = began
-        self.left = len(words)
-        self.cached = 0
-        self.times: list[float] = []
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-
-class Steps:
-    """An engine by its profile, one step after the other: it takes one whenever everybody waits for it."""
-
-    model = "m"
-    dialect = DIALECTS["openai"]
-
-    def __init__(self, profile: EngineProfile, *, tells: bool = True, most: int = 10**9) -> None:
-        self.profile = profile
-        self.at = 0.0
-        self.most = most
-        self.waiting: list[Sequence] = []
-        self.running: list[Sequence] = []
-        self.kept: list[list[str]] = []
-        self.tells = tells
-        self.texts: list[str] = []
-
-    def now(self) -> float:
-        return self.at
-
-    async def ask(
-        self, prompt: str, tokens: int, began: Callable[[], None] | None = None
-    ) -> Answered:
-        self.texts.append(prompt)
-        asked = self.at
-        sequence = Sequence(prompt.split(), min(tokens, self.most), began)
-        self.waiting.append(sequence)
-        while not sequence.done.done():
-            # Whoever asks later in this moment does so before the next step.
-            for _ in range(10):
-                await asyncio.sleep(0)
-            if not sequence.done.done() and (self.running or self.waiting)[0] is sequence:
-                self.step()
-        return Answered(
-            asked,
-            tuple(sequence.times),
-            len(sequence.words),
-            len(sequence.times),
-            sequence.cached if self.tells else -1,
-        )
-
-    def start(self, sequence: Sequence) -> None:
-        self.running.append(sequence)
-        busy = [each.words for each in self.running[:-1]]
-        mode = self.profile.prefix_cache
-        known = self.kept + (busy if mode == "paged" else [])
-        if mode != "none" and sequence.words in known:
-            sequence.cached = len(sequence.words) - 1
-            sequence.left = 1
-
-    def step(self) -> None:
-        profile = self.profile
-        decoding = [each for each in self.running if not each.left]
-        seconds, budget, read = 0.0, profile.chunk_tokens, 0.0
-        while self.waiting and len(self.running) < profile.sequences_max:
-            self.start(self.waiting.pop(0))
-            seconds += profile.start_s
-        done = []
-        for each in self.running:
-            tokens = min(each.left, budget)
-            if tokens:
-                before = len(each.words) - each.left
-                read += tokens * (before + tokens / 2)
-                budget -= tokens
-                each.left -= tokens
-                if not each.left:
-                    done.append(each)
-        computed = profile.chunk_tokens - budget
-        seconds += max(
-            profile.decode_base_s,
-            computed / profile.prefill_tokens_per_s + profile.prefill_context_s * read,
-        )
-        context = sum(len(each.words) + len(each.times) for each in decoding)
-        seconds += profile.decode_per_sequence_s * len(decoding)
-        seconds += profile.decode_context_s * context
-        self.at += seconds
-        for each in [*decoding, *done]:
-            each.times.append(self.at)
-            if len(each.times) == 1 and each.began is not None:
-                each.began()
-            if len(each.times) == each.tokens:
-                self.running.remove(each)
-                self.kept.append(each.words)
-                each.done.set_result(None)
-
-
 def measured(
-    engine: Steps, slots: int | None = None, concurrency: int = 16, longest: int = 800
+    engine: Any, slots: int | None = None, concurrency: int = 16, longest: int = 800
 ) -> Measured:
     settings = Settings(longest, repeats=2, concurrency=concurrency)
     prompts = Prompts(Random(1))
-    return asyncio.run(
-        Measuring(engine, prompts, settings, lambda line: None).run(slots)  # type: ignore[arg-type]
-    )
+    return asyncio.run(Measuring(engine, prompts, settings, lambda line: None).run(slots))
 
 
 @pytest.mark.parametrize("tells", [True, False])
 @pytest.mark.parametrize("profile", [SLOTTED, PAGED], ids=["slots", "paged"])
-def test_the_numbers_of_an_engine_are_found(profile: EngineProfile, tells: bool) -> None:
+def test_the_numbers_of_an_engine_are_found(
+    steps: Any, profile: EngineProfile, tells: bool
+) -> None:
     longest = 800 if profile is SLOTTED else 4000
-    seen = measured(Steps(profile, tells=tells), longest=longest)
+    seen = measured(steps(profile, tells=tells), longest=longest)
     found, assumed, prefill_error, decode_error = profile_from(
         seen, Reading(True), context=1024, given={}
     )
@@ -164,8 +68,8 @@ def test_the_numbers_of_an_engine_are_found(profile: EngineProfile, tells: bool)
         assert assumed == ("sequences_max", "kv_tokens", "block_tokens")
 
 
-def test_what_the_engine_tells_is_believed() -> None:
-    seen = measured(Steps(SLOTTED), slots=6)
+def test_what_the_engine_tells_is_believed(steps: Any) -> None:
+    seen = measured(steps(SLOTTED), slots=6)
     assert [each.sequences for each in seen.decodes] == [1, 2, 4, 6, 1, 2]
     reading = Reading(True, kv_total_blocks=100, block_tokens=32)
     given = {"chunk_tokens": "64"}
@@ -174,43 +78,38 @@ def test_what_the_engine_tells_is_believed() -> None:
     assert found.chunk_tokens == 64
 
 
-def test_no_prompt_is_asked_twice_but_the_one_that_is_to_be_found() -> None:
-    engine = Steps(SLOTTED)
+def test_no_prompt_is_asked_twice_but_the_one_that_is_to_be_found(steps: Any) -> None:
+    engine = steps(SLOTTED)
     measured(engine)
     again = [text for text in set(engine.texts) if engine.texts.count(text) > 1]
     assert len(again) == 1 and engine.texts.count(again[0]) == 3
     assert len({tuple(text.split()[:16]) for text in engine.texts}) == len(set(engine.texts))
 
 
-def test_an_engine_without_a_prefix_cache_is_told_from_others() -> None:
+def test_an_engine_without_a_prefix_cache_is_told_from_others(steps: Any) -> None:
     profile = EngineProfile(
         prefill_tokens_per_s=1000, decode_base_s=0.01, chunk_tokens=64, prefix_cache="none"
     )
     for tells in (True, False):
-        assert measured(Steps(profile, tells=tells)).prefix_cache == "none"
+        assert measured(steps(profile, tells=tells)).prefix_cache == "none"
 
 
-def test_answers_that_are_over_too_soon_are_no_queue() -> None:
+def test_answers_that_are_over_too_soon_are_no_queue(steps: Any) -> None:
     # 16 prompts take longer to be computed than an answer of 48 tokens.
     profile = EngineProfile(
         prefill_tokens_per_s=500, decode_base_s=0.001, decode_per_sequence_s=0, chunk_tokens=16
     )
-    assert measured(Steps(profile), concurrency=128).sequences is None
+    assert measured(steps(profile), concurrency=128).sequences is None
 
 
-def test_answers_that_say_nothing_are_no_measurement() -> None:
+def test_answers_that_say_nothing_are_no_measurement(steps: Any) -> None:
     with pytest.raises(MeasureError, match="answers end before"):
-        measured(Steps(SLOTTED, most=4))
+        measured(steps(SLOTTED, most=4))
 
 
-def test_a_cache_that_knows_what_was_never_asked_is_no_measurement() -> None:
-    class Strange(Steps):
-        def start(self, sequence: Sequence) -> None:
-            super().start(sequence)
-            sequence.cached = 5
-
+def test_a_cache_that_knows_what_was_never_asked_is_no_measurement(steps: Any) -> None:
     with pytest.raises(MeasureError, match="never asked before"):
-        measured(Strange(SLOTTED))
+        measured(steps(SLOTTED, claims=5))
 
 
 def test_a_pace_is_that_of_the_time_in_which_all_were_there() -> None:
@@ -223,8 +122,8 @@ def test_a_pace_is_that_of_the_time_in_which_all_were_there() -> None:
     assert pace([first, Answered(0.0, (20.0, 21.0), 5, 2, -1)]) is None
 
 
-def test_numbers_that_cannot_be_are_named() -> None:
-    seen = measured(Steps(SLOTTED))
+def test_numbers_that_cannot_be_are_named(steps: Any) -> None:
+    seen = measured(steps(SLOTTED))
     with pytest.raises(ValueError, match="chunk_tokens must be 1 to"):
         profile_from(seen, Reading(True), context=0, given={"chunk_tokens": "0"})
     with pytest.raises(ValueError, match="kv_tokens"):
