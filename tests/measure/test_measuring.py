@@ -5,6 +5,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from pointsman.dialect.engines import Reading
 from pointsman.measure.asking import Answered, MeasureError
@@ -66,6 +67,21 @@ def test_the_numbers_of_an_engine_are_found(
         assert (found.sequences_max, found.kv_tokens, assumed) == (6, 6144, ("block_tokens",))
     else:
         assert assumed == ("sequences_max", "kv_tokens", "block_tokens")
+
+
+@pytest.mark.parametrize("told", [None, 1])
+def test_an_engine_that_runs_one_at_a_time_can_be_measured(steps: Any, told: int | None) -> None:
+    profile = replace(SLOTTED, sequences_max=1)
+    seen = measured(steps(profile), slots=told)
+    found = profile_from(seen, Reading(True), context=1024, given={}).profile
+    assert (found.sequences_max, found.kv_tokens, found.prefix_cache) == (1, 1024, "slots")
+    assert found.token_s(1, 500) == pytest.approx(profile.token_s(1, 500), rel=0.02)
+
+
+def test_limits_between_powers_of_two_are_measured_where_they_are(steps: Any) -> None:
+    for limit in (3, 5, 6, 7):
+        seen = measured(steps(replace(SLOTTED, sequences_max=limit)))
+        assert seen.sequences == limit == max(each.sequences for each in seen.decodes)
 
 
 def test_what_the_engine_tells_is_believed(steps: Any) -> None:

@@ -101,6 +101,14 @@ def test_a_number_that_would_be_negative_is_none() -> None:
     assert steps.decode_base_s == 1e-6 and steps.decode_per_sequence_s > 0
 
 
+def test_an_engine_that_runs_one_at_a_time_has_a_base_alone() -> None:
+    steps = [DecodeSample(1, context, 0.01 + 1e-6 * context) for context in (50, 800)]
+    found = fit_decoding(steps, alone=True)
+    assert found[:3] == pytest.approx((0.01, 0, 1e-6))
+    with pytest.raises(ValueError, match="at least 2 numbers"):
+        fit_decoding([], alone=True)
+
+
 def test_without_longer_sequences_what_they_cost_is_not_guessed() -> None:
     steps = [DecodeSample(k, k * 50 + k * k, 0.01 + 0.001 * k) for k in (1, 2, 4)]
     assert fit_decoding(steps).decode_context_s == 0

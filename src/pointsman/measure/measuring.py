@@ -180,7 +180,8 @@ class Measuring:
         first, second = await _all([self._engine.ask(text, 2 * ANSWER, begun.set), beside()])
         third = await self._engine.ask(text, 1)
         kept: Literal["paged", "slots", "none"] = "none"
-        if _reused(first, second):
+        together = second.times[0] < first.times[-1]
+        if together and _reused(first, second):
             kept = "paged"
         elif _reused(first, third):
             kept = "slots"

@@ -85,7 +85,8 @@ def profile_from(
 
     Raises ValueError where nothing fits, or a given number is out of its range.
     """
-    prefill, decoding = fit_prompts(measured.prompts), fit_decoding(measured.decodes)
+    prefill = fit_prompts(measured.prompts)
+    decoding = fit_decoding(measured.decodes, alone=measured.sequences == 1)
     found: dict[str, object] = {
         "prefill_tokens_per_s": _rounded(prefill.prefill_tokens_per_s),
         "prefill_context_s": _rounded(prefill.prefill_context_s),

@@ -10,7 +10,7 @@ Nothing here asks an engine (`pointsman.measure` does) or knows how noisy it was
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import combinations
+from itertools import combinations, compress
 from math import isfinite, log2, sqrt
 from typing import NamedTuple
 
@@ -96,8 +96,8 @@ def fit_prompts(samples: Iterable[PromptSample]) -> Prefill:
     return Prefill(1 / token_s, context_s, start_s, error)
 
 
-def fit_decoding(samples: Iterable[DecodeSample]) -> Decoding:
-    """Fit the times of steps, with at least 2 numbers of sequences.
+def fit_decoding(samples: Iterable[DecodeSample], *, alone: bool = False) -> Decoding:
+    """Fit the times of steps, with at least 2 numbers of sequences, or one of an engine that never runs more (`alone`).
 
     Whether longer sequences cost more is looked at where some have at least twice as many tokens as others have.
     Raises ValueError for fewer, and for numbers that cannot be.
@@ -116,13 +116,17 @@ def fit_decoding(samples: Iterable[DecodeSample]) -> Decoding:
             raise ValueError(
                 f"no step of {sample.sequences} sequences with {sample.context:g} tokens takes {sample.seconds:g} s"
             )
-    if len({sample.sequences for sample in measured}) < 2:
+    if not measured or (len({each.sequences for each in measured}) < 2 and not alone):
         raise ValueError("steps of at least 2 numbers of sequences are needed")
     means = [sample.context / sample.sequences for sample in measured]
-    terms = 3 if max(means) >= 2 * min(means) else 2
-    rows = [(1.0, float(k), context)[:terms] for k, context, _ in measured]
+    looked_at = (True, not alone, max(means) >= 2 * min(means))
+    rows = [
+        tuple(compress((1.0, float(sequences), context), looked_at))
+        for sequences, context, _ in measured
+    ]
     found, error = nonnegative_fit(rows, [each.seconds for each in measured])
-    base_s, per_sequence_s, context_s = (*found, 0.0)[:3]
+    terms = iter(found)
+    base_s, per_sequence_s, context_s = (next(terms) if each else 0.0 for each in looked_at)
     return Decoding(max(base_s, BASE_MIN_S), per_sequence_s, context_s, error)
 
 
