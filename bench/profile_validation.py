@@ -7,16 +7,23 @@ them one of `DOCUMENTS` texts that they have in common. What was really asked (w
 answer the engine counted) is then simulated, and both are looked at in the same way. The table is Markdown: measured,
 simulated, and how far the latter is off.
 
+An engine is not always as fast as when it was measured, least of all on a machine that others use. So before and after
+each run a few requests are asked alone. How much longer they take than by the profile is the column `alone`; the second
+error is that of a profile which is slower by as much.
+
 Each request is asked once. Of few requests the 90% quantile is one or two of them: take `--requests` as large as time
 allows.
 """
 
 import argparse
 import asyncio
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import nan
+from pathlib import Path
 from random import Random
+from statistics import median
 
 from pointsman.measure.asking import Answered, Engine, look
 from pointsman.measure.prompts import Prompts
@@ -35,6 +42,7 @@ DOCUMENT = 96
 """Tokens of each document."""
 QUESTION = lognormal(60, 0.7)
 ANSWER = lognormal(24, 0.6)
+ALONE = 3
 LEAST, MOST = 4, 400
 """Tokens of the shortest and of the longest question or answer."""
 
@@ -124,7 +132,7 @@ def outcome_of(requests: Sequence[Request], answers: Sequence[Answered]) -> Outc
     return outcome
 
 
-FIGURES = ("ttft_p50", "ttft_p90", "tpot_p50", "tokens/s", "hit_rate")
+FIGURES = ("ttft_p50", "ttft_p90", "tpot_p50", "tpot_mean", "tokens/s", "hit_rate")
 
 
 def figures(outcome: Outcome) -> dict[str, float]:
@@ -132,17 +140,36 @@ def figures(outcome: Outcome) -> dict[str, float]:
     measures = measure(outcome, ServiceLevel())
     ends = [at + lasted for at, lasted in zip(outcome.at, outcome.e2e, strict=True)]
     found = {name: getattr(measures, name, nan) for name in FIGURES}
-    return found | {"tokens/s": sum(outcome.output) / (max(ends) - outcome.at[0])}
+    decoding = sum(outcome.e2e) - sum(outcome.ttft)
+    gaps = sum(outcome.output) - len(outcome)
+    return found | {
+        "tokens/s": sum(outcome.output) / (max(ends) - outcome.at[0]),
+        "tpot_mean": decoding / gaps,
+    }
 
 
-async def compared(arguments: argparse.Namespace) -> None:
-    """Print the table."""
+async def alone(engine: Engine, prompts: Prompts, profile: EngineProfile) -> list[float]:
+    """Return how many times as long as by the profile some requests take that are alone."""
+    ratios = []
+    for _ in range(ALONE):
+        answered = await engine.ask(prompts.text(2 * DOCUMENT), round(ANSWER.first))
+        tokens = answered.output_tokens
+        seconds = profile.prompt_s(answered.prompt_tokens) + sum(
+            profile.token_s(1, answered.prompt_tokens + number) for number in range(1, tokens)
+        )
+        ratios.append((answered.times[-1] - answered.asked) / seconds)
+    return ratios
+
+
+async def compared(arguments: argparse.Namespace) -> list[object]:
+    """Print the table; return what was asked and answered."""
     profile = profile_of(arguments.profile)
     random = Random(arguments.seed)
     most = capacity(profile, drawn(random, 200, 1.0, arguments.shared))
     print(f"by its profile the engine does {most:.2f} of these requests per second\n")
-    print("| load | requests/s | " + " | ".join(FIGURES) + " |")
-    print("| --- " * (len(FIGURES) + 2) + "|")
+    print("| load | requests/s | alone | " + " | ".join(FIGURES) + " |")
+    print("| --- " * (len(FIGURES) + 3) + "|")
+    kept: list[object] = []
     async with client_for(arguments.url, "", concurrency=arguments.requests) as client:
         dialect, _ = await look(client)
         engine = Engine(client, arguments.model, dialect, timeout_s=600)
@@ -152,18 +179,25 @@ async def compared(arguments: argparse.Namespace) -> None:
                 text = prompts.text(2 * DOCUMENT)
                 prompts.learn(text, (await engine.ask(text, 1)).prompt_tokens)
             requests = drawn(random, arguments.requests, load * most, arguments.shared)
+            ratios = await alone(engine, prompts, profile)
             answers = await asked(engine, prompts, requests)
+            ratios += await alone(engine, prompts, profile)
+            drift = median(ratios)
             real = figures(outcome_of(requests, answers))
             arrivals = [
                 request.arrival(number, each.prompt_tokens, each.output_tokens)
                 for number, (request, each) in enumerate(zip(requests, answers, strict=True))
             ]
             model = figures(simulated(profile, arrivals))
-            cells = []
+            drifted = figures(simulated(profile.slower(drift), arrivals))
+            cells = [f"{load:g}", f"{load * most:.2f}", f"x {drift:.2f}"]
             for name in FIGURES:
-                error = model[name] / real[name] - 1 if real[name] else nan
-                cells.append(f"{real[name]:.3g}, {model[name]:.3g} ({error:+.0%})")
-            print(f"| {load:g} | {load * most:.2f} | {' | '.join(cells)} |", flush=True)
+                errors = [each[name] / real[name] - 1 for each in (model, drifted) if real[name]]
+                off = ", ".join([f"{error:+.0%}" for error in errors])
+                cells.append(f"{real[name]:.3g}, {model[name]:.3g} ({off})")
+            print(f"| {' | '.join(cells)} |", flush=True)
+            kept.append((load, ratios, arrivals, answers))
+    return kept
 
 
 def main() -> None:
@@ -174,13 +208,17 @@ def main() -> None:
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--requests", type=int, default=60)
     parser.add_argument("--shared", type=float, default=0.5)
+    parser.add_argument("--raw", help="a JSON file for what was asked, and when each token came")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
         "--loads",
         type=lambda text: [float(each) for each in text.split(",")],
         default="0.3,0.5,0.7,0.9,1.2",
     )
-    asyncio.run(compared(parser.parse_args()))
+    arguments = parser.parse_args()
+    kept = asyncio.run(compared(arguments))
+    if arguments.raw:
+        Path(arguments.raw).write_text(json.dumps(kept), encoding="utf-8")
 
 
 if __name__ == "__main__":
