@@ -73,6 +73,7 @@ LAYERS: dict[str, set[str]] = {
     "fleet": {"config", "control", "dialect", "domain", "errors", "flow", "net", "parts"},
     "parts": {"config", "control", "domain", "errors", "net", "msgspec"},
     "cli_output": {"rich"},
+    "cli_profile": {"measure", "simulate", "sweep", "typer"},
     "cli_simulate": {"cli_output", "config", "domain", "simulate", "rich", "typer"},
     "cli_agent": {"agent", "config", "domain", "errors", "parts", "grpc", "typer"},
     "cli_admin": {"control", "typer"},
@@ -90,6 +91,7 @@ LAYERS: dict[str, set[str]] = {
         "cli_import",
         "cli_keys",
         "cli_operator",
+        "cli_profile",
         "cli_simulate",
         "config",
         "demo",
@@ -117,6 +119,7 @@ LAYERS: dict[str, set[str]] = {
     "remote": {"domain", "errors", "tomltext", "httpx", "msgspec", "rich"},
     "sweep": {"domain", "errors", "wire", "httpx", "matplotlib", "msgspec", "rich"},
     "migrate": {"config", "tomltext", "yaml"},
+    "measure": {"dialect", "simulate", "tomltext", "wire", "httpx", "msgspec"},
     # The domain on a virtual clock.
     "simulate": {"domain", "errors", "matplotlib", "msgspec", "rich"},
     "tomltext": set(),

@@ -185,9 +185,10 @@ def test_what_if_answers_from_the_recorded_traffic(tmp_path: Path) -> None:
         (["--workload", "rag:zip=1"], "workload rag: there is no 'zip', did you mean zipf?"),
         (["--slo", "ttf=2s"], "slo: there is no 'ttf', did you mean ttft?"),
         (["--profile", "kv_token=1"], "profile: there is no 'kv_token', did you mean kv_tokens?"),
-        (["--profile", "kv_tokens=0"], "profile: kv_tokens must be at least 1"),
+        (["--profile", "kv_tokens=0"], "profile: kv_tokens must be 1 to 68719476736, not 0"),
         (["--profile", "kv_tokens=x"], "profile: Expected `int`, got `str` - at `$.kv_tokens`"),
         (["--profile", "none.toml"], "profile none.toml: No such file or directory"),
+        (["--profile", "smollm2"], "no profile is called 'smollm2', did you mean smollm2-cpu?"),
         (["--load", "much"], "load: 'much' is neither a number nor knee"),
         (["--load", "0"], "load: '0' is not more than 0"),
         (["--plot", "x.pdf"], "x.pdf: a plot is one of .svg, .png"),
@@ -207,6 +208,18 @@ def test_files_that_cannot_be_understood_are_told(tmp_path: Path) -> None:
     assert "not valid TOML" in ran("--profile", str(profile), *QUICK).stderr
     profile.write_text("kv_tokens = 100000\n")
     assert ran("--profile", str(profile), "--policy", "weighted", *QUICK).exit_code == 0
+    for text, error in (
+        ("kv_token = 1", "there is no 'kv_token', did you mean kv_tokens?"),
+        ("kv_tokens = '1'", "Expected `int`, got `str` - at `$.kv_tokens`"),
+        ("decode_base_s = 100", "decode_base_s must be 1e-12 to 60, not 100"),
+        ("prefix_cache = 'page'", "Invalid enum value 'page' - at `$.prefix_cache`"),
+        ("source = 1", "source is not a table"),
+        ("[source]\nengines = ''", "source has no 'engines', did you mean engine?"),
+        ("[source]\nengine = 1", "source.engine is not a text"),
+    ):
+        profile.write_text(text)
+        said = ran("--profile", str(profile), *QUICK).stderr
+        assert said == f"pointsman: profile {profile}: {error}\n"
     bad = recorded(tmp_path / "bad.jsonl")
     config = tmp_path / "config.toml"
     config.write_text("[gateway]\nroute_polcy = 1\n")

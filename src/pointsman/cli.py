@@ -15,6 +15,7 @@ from pointsman.cli_config import config_app
 from pointsman.cli_import import import_app
 from pointsman.cli_keys import keys_app
 from pointsman.cli_operator import add_operator_commands
+from pointsman.cli_profile import profile_command
 from pointsman.cli_simulate import simulate_command
 from pointsman.engine.command import engine
 
@@ -36,6 +37,7 @@ app.add_typer(cascade_app, name="cascade")
 app.command("engine")(engine)
 app.command("agent")(agent)
 app.command("simulate")(simulate_command)
+app.command("profile")(profile_command)
 add_operator_commands(app)
 
 BAD_CONFIGURATION = 2

@@ -390,6 +390,7 @@ def test_health_shows_the_load(say: Any) -> None:
         "kv_free_blocks": 128,
         "kv_total_blocks": 128,
         "draining": False,
+        "kv_block_tokens": 16,
     }
 
 

@@ -1,9 +1,10 @@
 """The rules of the modelled engine: by numbers that can be checked by hand, and against one that does every step."""
 
-from math import inf
+from math import inf, nan
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from pointsman.simulate.engine import ModelledEngine, Sequence
 from pointsman.simulate.profile import EngineProfile
@@ -266,14 +267,98 @@ def test_the_room_that_is_told_shrinks_while_answers_grow() -> None:
     assert model.room(start + 11 * 0.011) == 884 - 200
 
 
+def test_a_token_costs_more_the_more_are_before_it() -> None:
+    profile = replace(PROFILE, prefill_context_s=1e-5, decode_context_s=1e-6)
+    asked = Sequence((), 200, 3)
+    ends = run(engine(profile), (0.0, asked))
+    # Each of 200 tokens reads those before it, half of them on average; then 201 and 202 are read.
+    assert asked.first_at == pytest.approx(0.2 + 1e-5 * 200 * 100)
+    assert asked.first_at == pytest.approx(profile.prompt_s(200))
+    assert ends[asked] - asked.first_at == pytest.approx(2 * 0.011 + 1e-6 * (201 + 202))
+    assert profile.token_s(1, 201) == pytest.approx(0.011 + 1e-6 * 201)
+
+
+def test_a_request_costs_something_when_it_starts() -> None:
+    profile = replace(PROFILE, start_s=0.5)
+    first, second = Sequence((), 250, 1), Sequence((), 30, 1)
+    run(engine(profile), (0.0, first), (0.0, second))
+    assert first.first_at == second.first_at == pytest.approx(2 * 0.5 + 0.28)
+    alone = Sequence((), 250, 1)
+    run(engine(profile), (0.0, alone))
+    assert alone.first_at == pytest.approx(profile.prompt_s(250))
+
+
+def test_an_arrival_finds_the_end_of_a_step_that_grows() -> None:
+    profile = replace(PROFILE, decode_context_s=1e-4)
+    model = engine(profile)
+    model.submit(Sequence((), 100, 50), 0.0)
+    start = model.due
+    model.advance(start)
+    ends = [start]
+    for step in range(5):
+        ends.append(ends[-1] + 0.011 + 1e-4 * (101 + step))
+    model.submit(Sequence((), 10, 1), (ends[3] + ends[4]) / 2)
+    assert model.due == pytest.approx(ends[4])
+    assert model.room(ends[2] + 1e-6) == 1000 - 100 - 2
+
+
+def test_an_engine_without_a_prefix_cache_computes_everything_again() -> None:
+    model = engine(replace(PROFILE, prefix_cache="none"))
+    first, second = Sequence(blocks(1, 20), 205, 1), Sequence(blocks(1, 20), 205, 1)
+    run(model, (0.0, first), (1.0, second))
+    assert (second.cached_tokens, model.computed_tokens) == (0, 410)
+    assert model.room(2.0) == 1000
+
+
+def test_a_slot_keeps_its_last_prompt_and_is_nobody_elses_while_it_runs() -> None:
+    model = engine(replace(PROFILE, prefix_cache="slots", sequences_max=2))
+    first, beside = Sequence(blocks(1, 20), 205, 100), Sequence(blocks(1, 20), 205, 1)
+    run(model, (0.0, first), (0.001, beside))
+    assert beside.cached_tokens == 0
+    again = Sequence((*blocks(1, 12), 7, 8), 140, 1)
+    run(model, (9.0, again))
+    assert again.cached_tokens == 120
+    # That was the slot of the one that ended first, and it has a new end now.
+    both = [Sequence(blocks(1, 20), 205, 1), Sequence((*blocks(1, 12), 7, 8), 145, 1)]
+    run(model, (10.0, both[0]), (10.0, both[1]))
+    assert [each.cached_tokens for each in both] == [200, 140]
+
+
+def test_of_slots_that_have_nothing_of_a_prompt_the_longest_unused_is_taken() -> None:
+    model = engine(replace(PROFILE, prefix_cache="slots", sequences_max=2))
+    run(model, (0.0, Sequence(blocks(1, 20), 200, 1)))
+    run(model, (1.0, Sequence(blocks(2, 20), 200, 1)))
+    run(model, (2.0, Sequence((), 9, 1)))
+    kept, gone = Sequence(blocks(2, 20), 200, 1), Sequence(blocks(1, 20), 200, 1)
+    run(model, (3.0, kept))
+    run(model, (4.0, gone))
+    assert (kept.cached_tokens, gone.cached_tokens) == (199, 0)
+
+
+def test_with_slots_a_sequence_has_its_part_of_the_cache() -> None:
+    model = engine(replace(PROFILE, prefix_cache="slots", sequences_max=4))
+    assert model.fits(Sequence((), 240, 10)) and not model.fits(Sequence((), 240, 11))
+    asked = [Sequence(blocks(number, 24), 240, 10) for number in range(4)]
+    ends = run(model, *[(0.0, each) for each in asked])
+    assert model.preemptions == 0 and len(ends) == 4
+    assert (model.running, model.room(99.0), model.evicted_tokens) == (0, 1000, 0)
+
+
 @pytest.mark.parametrize(
     "change",
     [
         {"prefill_tokens_per_s": 0.0},
         {"prefill_tokens_per_s": inf},
+        {"prefill_tokens_per_s": nan},
         {"decode_base_s": 0.0},
+        {"decode_base_s": 61.0},
         {"decode_per_sequence_s": -1.0},
+        {"prefill_context_s": 1.5},
+        {"decode_context_s": -1e-9},
+        {"start_s": 1e9},
         {"sequences_max": 0},
+        {"kv_tokens": 2**50},
+        {"kv_tokens": 100, "prefix_cache": "slots"},
     ],
 )
 def test_a_profile_has_numbers_that_can_be(change: dict[str, float]) -> None:
@@ -293,11 +378,15 @@ class Stepwise:
         self.own: dict[Sequence, int] = {}
         self.made: dict[Sequence, int] = {}
         self.idle: list[int] = []
+        self.slots: list[tuple[int, ...]] = [()] * profile.sequences_max
         self.firsts: dict[Sequence, float] = {}
         self.ends: dict[Sequence, float] = {}
 
+    def kept(self, sequence: Sequence) -> tuple[int, ...]:
+        return () if self.profile.prefix_cache == "none" else sequence.blocks
+
     def used(self) -> set[int]:
-        return {block for each in self.running for block in each.blocks}
+        return {block for each in self.running for block in self.kept(each)}
 
     def room(self) -> int:
         return (
@@ -312,26 +401,50 @@ class Stepwise:
 
     def leave(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
+        if self.profile.prefix_cache == "slots":
+            self.slots.append(sequence.blocks)
+            return
         used = self.used()
-        self.idle += [block for block in reversed(sequence.blocks) if block not in used]
+        self.idle += [block for block in reversed(self.kept(sequence)) if block not in used]
 
-    def start(self, decoding: int) -> bool:
+    def start_in_slot(self) -> bool:
+        if len(self.running) >= self.profile.sequences_max:
+            return False
+        sequence = self.waiting.pop(0)
+        depths = []
+        for slot in self.slots:
+            depth = 0
+            while depth < min(len(slot), len(sequence.blocks)):
+                if slot[depth] != sequence.blocks[depth]:
+                    break
+                depth += 1
+            depths.append(depth)
+        del self.slots[depths.index(max(depths))]
+        self.running.append(sequence)
+        self.own[sequence] = 0
+        self.left[sequence] = max(sequence.prompt_tokens - max(depths) * self.size, 1)
+        return True
+
+    def start(self) -> bool:
+        if self.profile.prefix_cache == "slots":
+            return self.start_in_slot()
         sequence = self.waiting[0]
+        blocks = self.kept(sequence)
         used = self.used()
         there = used | set(self.idle)
         depth = 0
-        while depth < len(sequence.blocks) and sequence.blocks[depth] in there:
+        while depth < len(blocks) and blocks[depth] in there:
             depth += 1
         tokens = sequence.prompt_tokens + self.made.get(sequence, 0)
-        new = len(set(sequence.blocks) - used) * self.size
-        own = tokens - len(sequence.blocks) * self.size
+        new = len(set(blocks) - used) * self.size
+        own = tokens - len(blocks) * self.size
         running = len(self.running)
         spare = running + self.profile.kv_tokens // 100 if running else 0
         if running >= self.profile.sequences_max or new + own > self.room() - spare:
             return False
         self.waiting.pop(0)
         self.running.append(sequence)
-        self.idle = [block for block in self.idle if block not in sequence.blocks]
+        self.idle = [block for block in self.idle if block not in blocks]
         self.own[sequence] = own
         self.left[sequence] = max(tokens - depth * self.size, 1)
         self.evict()
@@ -341,28 +454,35 @@ class Stepwise:
         """Do one step from `now` on, and return when it ends."""
         profile = self.profile
         decoding = [each for each in self.running if not self.left[each]]
-        while self.room() < len(decoding):
+        while self.profile.prefix_cache != "slots" and self.room() < len(decoding):
             last = self.running[-1]
             self.leave(last)
             self.waiting.insert(0, last)
             decoding = [each for each in self.running if not self.left[each]]
         budget = profile.chunk_tokens
+        read, started = 0.0, 0
+        context = sum(each.prompt_tokens + self.made[each] for each in decoding)
         done: list[Sequence] = []
         while budget:
             heads = [each for each in self.running if self.left[each]]
             if not heads:
-                if not self.waiting or not self.start(len(decoding)):
+                if not self.waiting or not self.start():
                     break
+                started += 1
                 heads = [self.running[-1]]
             head = heads[0]
             tokens = min(budget, self.left[head])
+            before = head.prompt_tokens + self.made.get(head, 0) - self.left[head]
+            read += sum(before + number + 0.5 for number in range(tokens))
             self.left[head] -= tokens
             budget -= tokens
             if not self.left[head]:
                 done.append(head)
         prompt = profile.chunk_tokens - budget
-        now += max(profile.decode_base_s, prompt / profile.prefill_tokens_per_s)
-        now += profile.decode_per_sequence_s * len(decoding)
+        computing = prompt / profile.prefill_tokens_per_s + profile.prefill_context_s * read
+        now += max(profile.decode_base_s, computing)
+        now += profile.decode_per_sequence_s * len(decoding) + profile.decode_context_s * context
+        now += profile.start_s * started
         for each in decoding:
             self.made[each] += 1
             self.own[each] += 1
@@ -388,7 +508,7 @@ class Stepwise:
             now = self.step(now)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(60))
 def test_steps_that_are_counted_end_as_steps_that_are_done(seed: int) -> None:
     random = Random(seed)
     profile = EngineProfile(
@@ -399,6 +519,17 @@ def test_steps_that_are_counted_end_as_steps_that_are_done(seed: int) -> None:
         sequences_max=random.choice((3, 8, 100)),
         kv_tokens=random.choice((600, 900, 2000)),
     )
+    if seed % 2:
+        profile = replace(
+            profile,
+            prefill_context_s=random.choice((0, 2e-5)),
+            decode_context_s=random.choice((0, 1e-5)),
+            start_s=random.choice((0, 0.03)),
+            prefix_cache=random.choice(("paged", "none")),
+        )
+    if seed >= 40:
+        slots = random.choice((2, 5))
+        profile = replace(profile, prefix_cache="slots", sequences_max=slots, kv_tokens=slots * 520)
     submitted: list[tuple[float, Sequence]] = []
     at = 0.0
     for _ in range(80):

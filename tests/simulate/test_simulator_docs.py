@@ -8,6 +8,7 @@ from msgspec.structs import fields
 
 from pointsman.simulate.profile import EngineProfile
 from pointsman.simulate.sizes import Size
+from pointsman.simulate.sources import profile_names
 from pointsman.simulate.synthetic import RECIPES, Recipe
 
 PAGE = (Path(__file__).parents[2] / "docs" / "simulator.md").read_text()
@@ -52,6 +53,13 @@ def test_the_table_of_engines_has_the_defaults() -> None:
         for key, value in zip(re.findall(r"`(\w+)`", line[0]), line[1].split(","), strict=True)
     ]
     assert dict(pairs) == {
-        field.name: f"{getattr(EngineProfile(), field.name):.12g}"
+        field.name: value if isinstance(value := field.default, str) else f"{value:.12g}"
         for field in fields(EngineProfile)
     }
+
+
+def test_the_profiles_that_come_with_the_package_are_listed() -> None:
+    names = [
+        name for line in table("name", "engine")[1:] for name in re.findall(r"`(\S+)`", line[0])
+    ]
+    assert sorted(names) == profile_names()

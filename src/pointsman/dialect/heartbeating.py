@@ -36,6 +36,7 @@ class Load(Struct):
     running: int | None = None
     kv_total_blocks: int | None = None
     kv_free_blocks: int | None = None
+    kv_block_tokens: int | None = None
 
 
 decode_load = msgspec.json.Decoder(Load).decode
@@ -70,6 +71,7 @@ class Heartbeating:
             kv_total_blocks=blocks,
             kv_free_blocks=load.kv_free_blocks,
             kv_tokens=None if blocks is None else blocks * TL_BLOCK_TOKENS,
+            block_tokens=load.kv_block_tokens,
             draining=draining,
         )
 

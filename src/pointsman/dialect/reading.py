@@ -91,7 +91,8 @@ class Reading(Struct, frozen=True):
     """What the answers of one engine say. Numbers that it does not say are None; see `Worker` for their units.
 
     `why` is why it is not ready, `degraded` what of it cannot be read. `cached_tokens` (prompt tokens found in its own
-    cache) and `remote_tokens` (those that came from another worker) count since its start.
+    cache) and `remote_tokens` (those that came from another worker) count since its start. `block_tokens` is how many
+    tokens a block of the KV cache holds.
     """
 
     ready: bool
@@ -103,6 +104,7 @@ class Reading(Struct, frozen=True):
     kv_total_blocks: int | None = None
     kv_free_blocks: int | None = None
     kv_tokens: int | None = None
+    block_tokens: int | None = None
     kv_usage: float | None = None
     lora_slots: int | None = None
     slots: int | None = None

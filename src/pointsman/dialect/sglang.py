@@ -150,6 +150,7 @@ class SgLang:
             kv_total_blocks=pages,
             kv_free_blocks=free_of(pages, load.usage),
             kv_tokens=tokens,
+            block_tokens=info.page_size,
             kv_usage=load.usage,
             lora_slots=info.max_loras_per_batch if info.enable_lora else None,
             cached_tokens=total(found.get(CACHED, ())),

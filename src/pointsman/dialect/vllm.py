@@ -108,6 +108,7 @@ class Vllm:
         missing = [name for name in (RUNNING, WAITING) if name not in found]
         usage = fullest(sample.value for sample in _first(found, USAGE))
         blocks, tokens = _sizes(found.get(CACHE, ()))
+        sizes = _counts(found.get(CACHE, ()), "block_size")
         unread = f"metrics: no {' and no '.join(missing)}" if missing else ""
         return Reading(
             ready,
@@ -118,6 +119,7 @@ class Vllm:
             waiting=total(found.get(WAITING, ())),
             kv_usage=usage,
             kv_total_blocks=blocks,
+            block_tokens=min(sizes, default=None),
             kv_free_blocks=free_of(blocks, usage),
             kv_tokens=tokens,
             lora_slots=_lora_slots(found.get(LORA, ())),
@@ -195,6 +197,11 @@ def _sizes(found: Iterable[Sample]) -> tuple[int | None, int | None]:
     # Without the size of one rank's blocks the sum would be that of the others.
     whole = len(tokens) == len(sizes)
     return sum([blocks for blocks, _ in sizes]), sum(tokens) if whole else None
+
+
+def _counts(found: Iterable[Sample], label: str) -> list[int]:
+    counts = [count_of(sample.labels.get(label, "")) for sample in found]
+    return [count for count in counts if count is not None]
 
 
 def _lora_slots(found: Iterable[Sample]) -> int | None:

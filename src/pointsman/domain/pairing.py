@@ -107,8 +107,8 @@ class Pairing(PrefixAware):
         return tokens / self.options.prefill_tokens_per_s
 
     def _quickest(self, request: "InferenceRequest", prefills: tuple[Worker, ...]) -> Worker:
-        matched = self.index.match(request.blocks, prefills)
-        return self._cheapest(prefills, matched, load_of, request, pending_loads)[0]
+        reached = self.index.reached(request.blocks, prefills)
+        return self._cheapest(prefills, reached, load_of, request, pending_loads(prefills))[0]
 
     def _lacks(self, request: "InferenceRequest", worker: Worker) -> int:
         """Return how many tokens a worker would have to compute. The last one always is."""

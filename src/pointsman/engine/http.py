@@ -212,7 +212,8 @@ def engine_app(served: Served) -> Starlette:
             held = {"kv_handles": len(pool.handles), "kv_held_blocks": pool.held_blocks}
         status = "draining" if load.draining else "ok"
         return json_response(
-            {"status": status, **load._asdict(), **held}, 503 if load.draining else 200
+            {"status": status, **load._asdict(), "kv_block_tokens": sched.BLOCK, **held},
+            503 if load.draining else 200,
         )
 
     async def on_error(request: Request, error: Exception) -> Response:

@@ -12,7 +12,7 @@ All blocks have the same size. What is no whole block (the end of a prompt, the 
 sequence alone and is counted by whoever has the cache.
 """
 
-__all__ = ["BlockCache", "Run"]
+__all__ = ["BlockCache", "Run", "alike"]
 
 
 class Run:
@@ -59,7 +59,7 @@ class BlockCache:
             run = runs.get(blocks[at])
             if run is None:
                 break
-            at = _alike(run, blocks)
+            at = alike(run, blocks)
             if at < run.end:
                 break
         return at
@@ -71,7 +71,7 @@ class BlockCache:
             run = self._runs.get(blocks[at])
             if run is None or not run.users:
                 break
-            at = _alike(run, blocks)
+            at = alike(run, blocks)
             if at < run.end:
                 break
         return at
@@ -88,7 +88,7 @@ class BlockCache:
                 self.size += size - at
                 self.pinned += size - at
                 return run
-            end = _alike(run, blocks)
+            end = alike(run, blocks)
             if end < run.end:
                 run = self._split(run, end)
             if not run.users:
@@ -133,7 +133,7 @@ class BlockCache:
         return upper
 
 
-def _alike(run: Run, blocks: tuple[int, ...]) -> int:
+def alike(run: Run, blocks: tuple[int, ...]) -> int:
     """Return up to where a prompt is that of a run, with whose first block it has come so far."""
     others = run.blocks
     low, high = run.start + 1, min(run.end, len(blocks))

@@ -5,11 +5,20 @@ first served: one prompt after the other, the next one in what the last one left
 the end of a prompt gives the first token of the answer.
 
 How long a step takes: max(`decode_base_s`, prompt tokens / `prefill_tokens_per_s`) + `decode_per_sequence_s` x the
-number of running sequences. Decoding waits for memory and prefill for arithmetic, and in a step that does both the
-weights are read once, so the base of decoding is hidden behind a chunk; the caches of the running sequences are read
-anyway, so their share is added. That is why chunked prefill pays (Agrawal et al., Taming Throughput-Latency Tradeoff in
-LLM Inference with Sarathi-Serve, OSDI 2024: a decode costs far less beside a chunk than in a step of its own). Worked
-number, by the default profile: 40 sequences decode in 20 ms a step, and in 270 ms beside a chunk of 2048.
+number of running sequences + `start_s` x the number of those that start in it. Decoding waits for memory and prefill
+for arithmetic, and in a step that does both the weights are read once, so the base of decoding is hidden behind a
+chunk; the caches of the running sequences are read anyway, so their share is added. That is why chunked prefill pays
+(Agrawal et al., Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve, OSDI 2024: a decode costs far
+less beside a chunk than in a step of its own). Worked number, by the default profile: 40 sequences decode in 20 ms a
+step, and in 270 ms beside a chunk of 2048.
+
+Attention makes long prompts dearer: each token reads those before it. What that costs is `prefill_context_s` for each
+token of a prompt and each one before it, which counts as computing the prompt, and `decode_context_s` for each running
+sequence and each token that it has so far. So steps become longer as answers grow, by the same amount each.
+
+What is kept of prompts: `prefix_cache` says whether blocks are shared by all (`paged`), whether each place for a
+sequence keeps its last prompt, and only an idle one can be taken up (`slots`, as llama.cpp and our own engine do), or
+`none`. With slots each sequence has its part of the cache, so nobody waits for room, and nobody loses it.
 
 Room: a prompt starts when all of it fits, besides a hundredth of the cache that is left free for the answers of those
 who run; until then it waits, and all behind it. An answer takes a token of room per step. If there is none, the
@@ -20,8 +29,8 @@ refused. First come, first served and preemption by recomputing are the defaults
 A prompt that another engine hands over (`Sequence.handed`) waits for room as any other, and takes it. Only its last
 token is computed, which gives the first one of the answer.
 
-What it leaves out: that attention makes long prompts dearer per token, the few tokens that the last page of a sequence
-wastes, and that answers are cached, too (a trace does not say their hashes).
+What it leaves out: the few tokens that the last page of a sequence wastes, and that answers are cached, too (a trace
+does not say their hashes).
 
 It costs nothing to let time pass: as long as the same sequences run, steps are not simulated one by one but counted, up
 to the moment when somebody is done, or comes.
@@ -29,10 +38,11 @@ to the moment when somebody is done, or comes.
 
 from collections import deque
 from heapq import heapify, heappop, heappush
-from math import ceil, inf
+from math import ceil, inf, sqrt
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from pointsman.simulate.cache import BlockCache, Run
+from pointsman.simulate.slots import SlotCache
 
 if TYPE_CHECKING:
     from pointsman.simulate.profile import EngineProfile
@@ -112,19 +122,23 @@ class ModelledEngine(Generic[SequenceT]):
     __slots__ = (
         "_arrived",
         "_cache",
+        "_context",
         "_decoding",
         "_finishing",
+        "_growth_s",
         "_head",
         "_head_tokens",
         "_interruptible",
         "_kv_tokens",
         "_private",
         "_profile",
+        "_slots",
         "_starts",
         "_step",
         "_step_s",
         "_steps",
         "_stretch_at",
+        "_stretch_s",
         "_waiting",
         "busy_s",
         "cached_tokens",
@@ -140,7 +154,8 @@ class ModelledEngine(Generic[SequenceT]):
         self._profile = profile
         self._kv_tokens = profile.kv_tokens
         self.entry_tokens = entry_tokens
-        self._cache = BlockCache()
+        self._slots = profile.prefix_cache == "slots"
+        self._cache = self._empty()
         self.due = inf
         self.busy_s = 0.0
         self.cached_tokens = 0
@@ -156,12 +171,17 @@ class ModelledEngine(Generic[SequenceT]):
         self._finishing: list[SequenceT] = []
         # Tokens of room that belong to one sequence each.
         self._private = 0
+        # Tokens that those who decode have, prompts and answers.
+        self._context = 0
         self._starts = 0
         self._step = 0
-        # The stretch of equal steps that is going on: when it began, how many, how long each is.
+        # The stretch of steps that is going on: when it began, how many, how long the first one is, how much longer
+        # each other one than the one before, and how long all of them are.
         self._stretch_at = 0.0
         self._steps = 0
         self._step_s = 0.0
+        self._growth_s = 0.0
+        self._stretch_s = 0.0
         self._head_tokens = 0
         self._interruptible = False
 
@@ -181,7 +201,7 @@ class ModelledEngine(Generic[SequenceT]):
         """Return for how many tokens the cache has room at `now`; what is cached and not in use counts as room."""
         grown = 0
         if self._decoding and self.due < inf:
-            steps = min(int((now - self._stretch_at) / self._step_s), self._steps)
+            steps = min(int(self._steps_until(now)), self._steps)
             grown = steps * len(self._decoding)
         return self._room() - grown
 
@@ -189,7 +209,9 @@ class ModelledEngine(Generic[SequenceT]):
 
     def fits(self, sequence: SequenceT) -> bool:
         """Tell whether a sequence could run here, if it were alone."""
-        return sequence.prompt_tokens + sequence.output_tokens <= self._profile.kv_tokens
+        profile = self._profile
+        room = profile.kv_tokens // profile.sequences_max if self._slots else profile.kv_tokens
+        return sequence.prompt_tokens + sequence.output_tokens <= room
 
     def lacks(self, sequence: SequenceT) -> int:
         """Return how many tokens of a prompt are not in the cache."""
@@ -203,10 +225,9 @@ class ModelledEngine(Generic[SequenceT]):
             self._plan(now)
         elif self._interruptible and len(waiting) == 1:
             # It starts with the next step. Whoever finds others waiting has to wait for what they wait for.
-            steps = max(ceil((now - self._stretch_at) / self._step_s), 1)
+            steps = max(ceil(self._steps_until(now)), 1)
             if steps < self._steps:
-                self._steps = steps
-                self.due = self._stretch_at + steps * self._step_s
+                self._take(steps)
 
     def advance(self, now: float) -> tuple[list[SequenceT], list[SequenceT]]:
         """Do what is due at `now`, which is `due`; return whose answers began, and whose are complete."""
@@ -215,7 +236,8 @@ class ModelledEngine(Generic[SequenceT]):
         step = self._step = self._step + steps
         if decoding:
             self._make_room(steps * len(decoding))
-        self.busy_s += steps * self._step_s
+            self._context += steps * len(decoding)
+        self.busy_s += self._stretch_s
         head = self._head
         if head is not None:
             head._remaining -= self._head_tokens
@@ -223,6 +245,7 @@ class ModelledEngine(Generic[SequenceT]):
         while decoding and decoding[0][0] <= step:
             sequence = heappop(decoding)[2]
             self._private -= sequence._held + step - sequence._joined
+            self._context -= sequence.prompt_tokens + sequence.output_tokens
             self._cache.unpin(sequence._run)
             ended.append(sequence)
         began: list[SequenceT] = []
@@ -237,6 +260,7 @@ class ModelledEngine(Generic[SequenceT]):
                 left = sequence.output_tokens - sequence._produced
                 if left > 0:
                     sequence._joined = step
+                    self._context += sequence.prompt_tokens + sequence._produced
                     heappush(decoding, (step + left, sequence._order, sequence))
                 else:
                     self._private -= sequence._held
@@ -256,12 +280,31 @@ class ModelledEngine(Generic[SequenceT]):
         self._decoding.clear()
         self._finishing = []
         self._head = None
-        self._cache = BlockCache()
+        self._cache = self._empty()
         self._private = 0
+        self._context = 0
         self.due = inf
         return lost
 
     # How.
+
+    def _empty(self) -> BlockCache:
+        return SlotCache(self._profile.sequences_max) if self._slots else BlockCache()
+
+    def _take(self, steps: int) -> None:
+        """Say that so many steps are taken, of the length that is known."""
+        self._steps = steps
+        self._stretch_s = steps * self._step_s + self._growth_s * (steps * (steps - 1) / 2)
+        self.due = self._stretch_at + self._stretch_s
+
+    def _steps_until(self, now: float) -> float:
+        """Return how many steps of the stretch there are until `now`: `_take` the other way round."""
+        elapsed = now - self._stretch_at
+        growth = self._growth_s
+        if not growth:
+            return elapsed / self._step_s
+        half = self._step_s - growth / 2
+        return 2 * elapsed / (half + sqrt(half * half + 2 * growth * elapsed))
 
     def _room(self) -> int:
         return self._kv_tokens - self._cache.pinned * self.entry_tokens - self._private
@@ -287,6 +330,9 @@ class ModelledEngine(Generic[SequenceT]):
             room = self._room()
         running = len(decoding)
         chunk = left = profile.chunk_tokens
+        context_s = profile.prefill_context_s
+        read = 0.0
+        started = self._starts
         finishing = self._finishing
         head = self._head
         while left:
@@ -300,11 +346,14 @@ class ModelledEngine(Generic[SequenceT]):
             if remaining > left:
                 break
             left -= remaining
+            if context_s:
+                read += _read(head, remaining)
             finishing.append(head)
             head = None
         self._head = head
         self._interruptible = False
         steps = 1
+        self._growth_s = profile.decode_context_s * running
         if head is None and not finishing:
             if not running:
                 self.due = inf
@@ -319,22 +368,32 @@ class ModelledEngine(Generic[SequenceT]):
             if head is not None:
                 self._head_tokens = left
                 prompt_tokens = chunk
-                if not finishing:
-                    # Nothing changes until its last chunk, or until somebody is done.
-                    steps = (head._remaining - 1) // chunk
-                    if running and steps > 1:
-                        room = self._room()
-                        steps = min(steps, decoding[0][0] - self._step, max(room // running, 1))
-                    self._head_tokens = steps * chunk
-            self.computed_tokens += steps * prompt_tokens
-            step_s = prompt_tokens / profile.prefill_tokens_per_s
+                if context_s:
+                    read += _read(head, left)
+            step_s = prompt_tokens / profile.prefill_tokens_per_s + context_s * read
+            starting_s = profile.start_s * (self._starts - started)
+            # Steps that are behind the base grow only when they come out of it.
+            alike = not starting_s
             if step_s < profile.decode_base_s:
                 step_s = profile.decode_base_s
-        step_s += profile.decode_per_sequence_s * running
-        self._steps = steps
-        self._step_s = step_s
+                alike = alike and not context_s
+            step_s += starting_s
+            if alike and head is not None and not finishing:
+                # Nothing changes until its last chunk, or until somebody is done.
+                steps = (head._remaining - 1) // chunk
+                if running and steps > 1:
+                    room = self._room()
+                    steps = min(steps, decoding[0][0] - self._step, max(room // running, 1))
+                self._head_tokens = steps * chunk
+                self._growth_s += context_s * chunk * chunk
+            self.computed_tokens += steps * prompt_tokens
+        self._step_s = (
+            step_s
+            + profile.decode_per_sequence_s * running
+            + profile.decode_context_s * self._context
+        )
         self._stretch_at = now
-        self.due = now + steps * step_s
+        self._take(steps)
 
     def _start(self, running: int) -> SequenceT | None:
         """Start the sequence that waits first, if it has room beside the `running` others."""
@@ -343,17 +402,18 @@ class ModelledEngine(Generic[SequenceT]):
         if running >= profile.sequences_max:
             return None
         sequence = waiting[0]
-        blocks = sequence.blocks
+        blocks = sequence.blocks if profile.prefix_cache != "none" else ()
         cache = self._cache
         size = self.entry_tokens
         depth = cache.depth(blocks)
         tokens = sequence.prompt_tokens + sequence._produced
         held = tokens - len(blocks) * size
-        spare = running + profile.kv_tokens // SPARE if running else 0
-        room = self._room() - spare
-        # The quick answer first: most have room even if nothing of them is in use by others.
-        if tokens > room and tokens - cache.in_use(blocks) * size > room:
-            return None
+        if not self._slots:
+            spare = running + profile.kv_tokens // SPARE if running else 0
+            room = self._room() - spare
+            # The quick answer first: most have room even if nothing of them is in use by others.
+            if tokens > room and tokens - cache.in_use(blocks) * size > room:
+                return None
         waiting.popleft()
         sequence._run = cache.pin(blocks)
         self._make_room(held)
@@ -387,6 +447,13 @@ class ModelledEngine(Generic[SequenceT]):
             sequence = newest[2]
             tokens = self._step - sequence._joined
             sequence._produced += tokens
+            self._context -= sequence.prompt_tokens + sequence._produced
             self._private -= sequence._held + tokens
         self._cache.unpin(sequence._run)
         self._waiting.appendleft(sequence)
+
+
+def _read(sequence: Sequence, tokens: int) -> float:
+    """Return how many tokens the next `tokens` of a prompt read, which is how many are before each of them."""
+    before = sequence.prompt_tokens + sequence._produced - sequence._remaining
+    return tokens * (before + tokens / 2)

@@ -4,9 +4,9 @@ Everything here raises ValueError with one line that names what is wrong, and th
 """
 
 import tomllib
+from collections.abc import Iterable, Mapping
 from math import nan
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec.structs import fields, replace
@@ -19,7 +19,15 @@ from pointsman.simulate.recorded import Recording
 from pointsman.simulate.sizes import nearest
 from pointsman.simulate.synthetic import RECIPES, recipe_of
 
-__all__ = ["measured", "profile_of", "source_of"]
+__all__ = ["measured", "profile_keys", "profile_names", "profile_of", "source_of"]
+
+PROFILES = Path(__file__).parent / "profiles"
+
+SOURCE = (
+    *("engine", "model", "hardware", "url", "title", "published", "figures", "measured", "by"),
+    *("fit", "assumed", "note"),
+)
+"""What the file of a profile says of where its numbers come from."""
 
 KEYS = {"hash_ids": "mooncake", "kind": "recorded"}
 """What a JSON line has that tells what it is of."""
@@ -62,31 +70,79 @@ def _kind_of(path: Path) -> str:
 
 
 def profile_of(text: str) -> EngineProfile:
-    """Return the engine `key=value,...` or that of a TOML file with these keys, "" for the default one.
+    """Return the engine `key=value,...`, that of a TOML file with these keys, or one of those that come with this.
 
-    >>> profile_of("kv_tokens=100000").kv_tokens
-    100000
+    A file may have a table `source` of texts, which says where its numbers come from. "" is the default engine.
+
+    >>> profile_of("kv_tokens=100000").kv_tokens, profile_of("smollm2-cpu").sequences_max
+    (100000, 8)
     """
     if not text:
         return EngineProfile()
-    values: dict[str, Any]
     if "=" in text:
-        values = dict(each.partition("=")[::2] for each in text.split(","))
-    else:
-        try:
-            values = tomllib.loads(Path(text).read_text(encoding="utf-8"))
-        except OSError as error:
+        return _profile("profile", profile_keys(text.split(",")))
+    named = PROFILES / f"{text}.toml"
+    path = named if text in profile_names() else Path(text)
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        if "/" in text or path.suffix:
             raise ValueError(f"profile {text}: {error.strerror}") from None
-        except ValueError as error:
-            raise ValueError(f"profile {text}: not valid TOML: {error}") from None
+        raise ValueError(
+            f"no profile is called {text!r}, {nearest(text, profile_names())}"
+        ) from None
+    except OSError as error:
+        raise ValueError(f"profile {text}: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"profile {text}: not valid TOML: {error}") from None
+    _check_source(text, values.pop("source", {}))
+    return _profile(f"profile {text}", values)
+
+
+def profile_names() -> list[str]:
+    """Return the names of the profiles that come with this.
+
+    >>> "smollm2-cpu" in profile_names()
+    True
+    """
+    return sorted([path.stem for path in PROFILES.glob("*.toml")])
+
+
+def profile_keys(pairs: Iterable[str]) -> dict[str, str]:
+    """Read numbers of a profile, each written key=value.
+
+    >>> profile_keys(["kv_tokens=100000"])
+    {'kv_tokens': '100000'}
+    """
+    values = dict(each.partition("=")[::2] for each in pairs)
+    _check_keys("profile", values)
+    return values
+
+
+def _check_keys(where: str, values: Iterable[str]) -> None:
     known = [field.name for field in fields(EngineProfile)]
     for key in values:
         if key not in known:
-            raise ValueError(f"profile: there is no {key!r}, {nearest(key, known)}")
+            raise ValueError(f"{where}: there is no {key!r}, {nearest(key, known)}")
+
+
+def _check_source(name: str, source: object) -> None:
+    if not isinstance(source, dict):
+        raise ValueError(f"profile {name}: source is not a table")
+    for key, value in source.items():
+        if key not in SOURCE:
+            raise ValueError(f"profile {name}: source has no {key!r}, {nearest(key, SOURCE)}")
+        if not isinstance(value, str):
+            raise ValueError(f"profile {name}: source.{key} is not a text")
+
+
+def _profile(where: str, values: Mapping[str, object]) -> EngineProfile:
+    _check_keys(where, values)
     try:
-        return msgspec.convert(values, EngineProfile, strict=False)
+        # A command line has texts only; a file must have numbers where numbers are meant.
+        return msgspec.convert(values, EngineProfile, strict=where != "profile")
     except msgspec.ValidationError as error:
-        raise ValueError(f"profile: {error}") from None
+        raise ValueError(f"{where}: {error}") from None
 
 
 def measured(recording: Recording, level: ServiceLevel) -> Measures:
