@@ -392,6 +392,16 @@ def test_what_nobody_asked_for_is_left_alone() -> None:
     assert told.blocks == known(0, 1)
 
 
+def test_a_stream_that_ends_has_nothing() -> None:
+    made, told = stream(replays=True)
+    replay(made, LIFE[0])
+    made.take(LIFE[2])
+    made.end()
+    assert (told.blocks, len(made), made.complete, made.wants) == (set(), 0, False, None)
+    assert sum(made.tally.events().values()) == 1
+    assert made.tally.streams()["gaps"] == 1
+
+
 # ------------------------------------------------------------------ ranks
 
 

@@ -58,7 +58,7 @@ class Holds(Protocol):
 
 
 class Tally(Struct):
-    """What all streams of a process came to: events by kind, messages, and what went wrong with them."""
+    """What all streams of a process came to: their events, and what happened to the streams themselves."""
 
     stored: int = 0
     removed: int = 0
@@ -70,6 +70,22 @@ class Tally(Struct):
     gaps: int = 0
     restarts: int = 0
     lost: int = 0
+    replays: int = 0
+    replays_failed: int = 0
+
+    def events(self) -> dict[str, int]:
+        """Return how many events there were of which kind: those left out are of no use to a prompt."""
+        kinds = ("stored", "removed", "cleared", "left_out", "unknown")
+        return {kind: getattr(self, kind) for kind in kinds}
+
+    def streams(self) -> dict[str, int]:
+        """Return how often what happened to a stream.
+
+        >>> Tally(gaps=2).streams()["gaps"]
+        2
+        """
+        kinds = self.events()
+        return {each: getattr(self, each) for each in self.__struct_fields__ if each not in kinds}
 
 
 class Union:
@@ -259,6 +275,12 @@ class KvStream:
         batch, number = self._read(pending), pending.sequence
         if self.last is None or number > self.last:
             self._apply(number, batch)
+
+    def end(self) -> None:
+        """Forget everything: it is not read any more."""
+        self._forget()
+        self._pending = None
+        self.wants = None
 
     def _want(self) -> None:
         self._unproven = self.last is not None
