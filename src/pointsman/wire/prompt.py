@@ -52,7 +52,6 @@ def prompt_of(request: InferenceRequest) -> str | list[dict[str, str]] | tuple[i
             return _PROMPT.decode(prompt) or None
         assert messages is not None
         return chat_of(_MESSAGES.decode(messages)) or None
-    # Half of a surrogate pair, or bytes that are no UTF-8, are somebody else's to mend.
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
