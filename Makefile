@@ -3,7 +3,7 @@ BIN ?= .venv/bin
 
 .PHONY: setup fmt lint type test mutants check interop bench docs proto
 
-setup:   ; scripts/setup dev engine otel plot tokenizers dns k8s migrate deploy
+setup:   ; scripts/setup dev engine otel plot tokenizers kv-events dns k8s migrate deploy
 fmt:     ; $(BIN)/ruff format . && $(BIN)/ruff check --fix .
 lint:    ; $(BIN)/ruff format --check . && $(BIN)/ruff check .
 type:    ; $(BIN)/mypy

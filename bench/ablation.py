@@ -28,7 +28,7 @@ WITHOUT: Mapping[str, Mapping[str, float]] = {
     "who is late anyway holds nobody up (LATE)": {"LATE": 1.0},
     "being late costs (MISS_S)": {"MISS_S": 0.0},
     "both of the target": {"LATE": 1.0, "MISS_S": 0.0},
-    "measured speeds": {"ENOUGH_S": inf, "UNPROVEN": 1.0},
+    "measured speeds": {"ENOUGH": inf, "UNPROVEN": 1.0},
     "reported hits": {"SURE_TOKENS": inf},
     "all but WORK": {
         "MEETING": 0.0, "ANSWER_MAX_S": 0.0, "CROWD": 0.0, "LATE": 1.0, "MISS_S": 0.0,

@@ -42,6 +42,7 @@ LAYERS: dict[str, set[str]] = {
         "kubernetes_asyncio",
         "msgspec",
         "starlette",
+        "zmq",
     },
     "observe": {"flow", "domain", "msgspec", "opentelemetry", "prometheus_client"},
     "config": {"certificates", "dialect", "domain", "errors", "msgspec"},
@@ -128,7 +129,17 @@ LAYERS: dict[str, set[str]] = {
     "testing": {
         *("app", "config", "control", "dialect", "domain", "errors", "flow", "parts"),
         *("proto", "wire"),
-        *("gguf", "grpc", "jsonschema_rs", "msgspec", "numpy", "trustme", "typer", "xllamacpp"),
+        *(
+            "gguf",
+            "grpc",
+            "jsonschema_rs",
+            "msgspec",
+            "numpy",
+            "trustme",
+            "typer",
+            "xllamacpp",
+            "zmq",
+        ),
     },
 }
 """What each part may import besides itself and the standard library: parts of the package, and distributions."""
@@ -157,9 +168,11 @@ LAST_RESORTS = {
     "pointsman.net.driver": ["Exception"],
     "pointsman.net.asgi": ["Exception"],
     "pointsman.net.pool": ["BaseException"],
+    "pointsman.net.tokenizing": ["Exception"],
     "pointsman.control.discovery.sources": ["Exception"],
     "pointsman.control.discovery.informer": ["Exception"],
     "pointsman.control.heartbeat": ["Exception"],
+    "pointsman.control.kv_events": ["Exception"],
     "pointsman.control.mounts": ["Exception"],
     "pointsman.control.polling": ["Exception", "Exception"],
     "pointsman.control.reload": ["Exception"],

@@ -40,13 +40,16 @@ from pointsman.control.discovery.sources import Sources, SourceSpec
 from pointsman.control.health import health_app
 from pointsman.control.heartbeat import Credentials, HeartbeatService, serve_registry
 from pointsman.control.keyfile import KeyFileError
+from pointsman.control.kv_events import KvEvents
 from pointsman.control.polling import Poller
 from pointsman.control.reload import Configuration, Reload, Watch, fingerprint
 from pointsman.control.store import StoreError
 from pointsman.control.sweep import Sweeper
 from pointsman.dialect.engines import SERVES
 from pointsman.dialect.reading import output_tokens_of
+from pointsman.domain.blocks import TOKEN_BYTES
 from pointsman.domain.keys import Scope
+from pointsman.domain.policy import asks_index
 from pointsman.domain.registry import Registry
 from pointsman.domain.router import Router
 from pointsman.domain.routes import RouteTable
@@ -126,6 +129,7 @@ class Gateway:
         self._lines = lines or Lines(sys.stderr)
         self._keys = parts.key_file(options, environ)
         self._applications = parts.mounts(options)
+        parts.check_kv_events(options)
         self.store = parts.store(options)
         self.registry = Registry(options.heartbeat_miss_limit, workers_max=options.workers_max)
         self._index = index = parts.prefix_index(options)
@@ -201,6 +205,19 @@ class Gateway:
         )
         self._sweeper = Sweeper(self.registry, monotonic, loop.call_later)
         self._sweeper.start()
+        self._kv_events = KvEvents(
+            self.registry,
+            self._index,
+            self._block_bytes,
+            now=monotonic,
+            blocks_max=options.prefix_index_blocks_max,
+            on_fault=lambda: self.metrics.fault("kv_events"),
+        )
+        self._use_tokens()
+        self._kv_events.start()
+        self.metrics.kv_events = self._kv_events.tally.events
+        self.metrics.kv_streams = self._kv_events.tally.streams
+        self.metrics.kv_followed = self._kv_events.followed
         self._poller = Poller(
             self.registry,
             asking(self._plane.calls),
@@ -209,7 +226,7 @@ class Gateway:
             random=random.random,
             miss_limit=options.poll_miss_limit,
             hit_limit=options.poll_hit_limit,
-            on_change=self.metrics.polled,
+            on_change=self._polled,
             on_fault=lambda: self.metrics.fault("polling"),
         )
         self._poller.start()
@@ -270,6 +287,7 @@ class Gateway:
         self._sweeper.stop()
         await self._sources.stop()
         await self._poller.stop()
+        await self._kv_events.stop()
         for watch in self._watches:
             watch.stop()
         self._plane.stop()
@@ -445,6 +463,22 @@ class Gateway:
             "hold_max": options.hold_max,
         }
 
+    def _use_tokens(self) -> None:
+        """Let prompts be compared by their tokens, where that can be and somebody compares them."""
+        self._plane.token_blocks = parts.token_blocks(
+            self.config, self._tokenizers, self.router.policy
+        )
+
+    def _block_bytes(self, model: str) -> int | None:
+        """Return the size of a block of a model's prompts in tokens, 0 for one that is compared in bytes.
+
+        None where no policy compares prompts.
+        """
+        if not asks_index(self.router.policy):
+            return None
+        blocks = self._plane.token_blocks.get(model)
+        return 0 if blocks is None else blocks.block_tokens * TOKEN_BYTES
+
     def _source_specs(self, options: GatewayConfig) -> list[SourceSpec]:
         return source_specs(
             options, lambda: self.metrics.fault("discovery"), self.metrics.source_said
@@ -542,6 +576,7 @@ class Gateway:
         rotations = [await asyncio.to_thread(each.prepare) for each in self._rotating]
         if self._keys:
             await asyncio.to_thread(self._keys[0].check)
+        parts.check_kv_events(wanted)
         sources = self._source_specs(wanted)
         tokenizers = await asyncio.to_thread(parts.tokenizers, wanted, self._tokenizers)
         former, self._acceptors = self._acceptors, await asyncio.to_thread(parts.acceptors, wanted)
@@ -563,6 +598,8 @@ class Gateway:
             self.router.policy = policy
             self.decisions.uses(policy)
         self.router.pairing = parts.pairing(wanted, self._index)
+        self._use_tokens()
+        self._kv_events.blocks_max = wanted.prefix_index_blocks_max
         self._index.set_limits(wanted.prefix_index_blocks_max, wanted.prefix_index_ttl_s)
         self._plane.set_options(**self._plane_options())
         self._set_handoffs()
@@ -599,6 +636,12 @@ class Gateway:
     def _knows(self, model: str) -> bool:
         known = self.router.table.lookup(model) is not None
         return known or self.registry.knows(model, monotonic())
+
+    def _polled(self, worker: Worker) -> None:
+        self.metrics.polled(worker)
+        # Whatever answers there next may be another engine, with an empty cache; if not, its events say so.
+        if not worker.up and not self._kv_events.reads(worker):
+            self._index.cleared(worker)
 
     def _left(self, worker: Worker) -> None:
         logger.info("worker %s (%s) left", worker.id, worker.model)

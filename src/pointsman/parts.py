@@ -10,6 +10,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from math import inf
 from pathlib import Path
 from typing import TypeAlias
@@ -34,16 +35,18 @@ from pointsman.control.store import Store, StoreError
 from pointsman.domain.acceptor import Acceptor, acceptor_from_json
 from pointsman.domain.keys import ANONYMOUS, Keyring, Principal, Scope
 from pointsman.domain.pairing import Pairing, PairingOptions
-from pointsman.domain.policy import Policy, PolicyOptions, make_policy
+from pointsman.domain.policy import Policy, PolicyOptions, asks_index, make_policy
 from pointsman.domain.prefix_index import PrefixIndex
 from pointsman.domain.worker import Worker
 from pointsman.errors import BadRequest, BadRule
+from pointsman.net.dataplane import TokenBlocks
 from pointsman.net.limits import DownstreamLimits, UpstreamLimits
 from pointsman.net.tokenizing import LocalTokenizer, TokenizerUnusable
 
 __all__ = [
     "Application",
     "acceptors",
+    "check_kv_events",
     "downstream_limits",
     "found_worker",
     "key_file",
@@ -54,6 +57,7 @@ __all__ = [
     "prefix_index",
     "static_worker",
     "store",
+    "token_blocks",
     "tokenizers",
     "upstream_limits",
     "whoever",
@@ -207,6 +211,41 @@ def pairing(options: GatewayConfig, index: PrefixIndex) -> Pairing | None:
             stall=options.disagg_stall_weight,
         ),
     )
+
+
+def token_blocks(
+    options: GatewayConfig, tokenizers: Mapping[str, LocalTokenizer], policy: Policy
+) -> dict[str, TokenBlocks]:
+    """Return whose prompts are compared by their tokens, by model: nobody's where no policy compares them."""
+    if not asks_index(policy):
+        return {}
+    return {
+        each.model: TokenBlocks(tokenizers[each.model], each.block_tokens)
+        for each in options.tokenizers
+        if each.block_tokens
+    }
+
+
+def check_kv_events(options: GatewayConfig) -> None:
+    """Raise ConfigError where engines' KV events are to be read, and the extra for that is not installed."""
+    if find_spec("zmq") is not None:
+        return
+    sources = {
+        "dns": options.dns,
+        "worker_files": options.worker_files,
+        "kubernetes": options.kubernetes,
+    }
+    wanted = [
+        *(f"workers[{n}].kv_events" for n, each in enumerate(options.workers) if each.kv_events),
+        *(
+            f"{name}[{n}].kv_events_port"
+            for name, tables in sources.items()
+            for n, each in enumerate(tables)
+            if each.kv_events_port
+        ),
+    ]
+    if wanted:
+        raise ConfigError(f"gateway.{wanted[0]}: install the extra, pointsman[kv-events]")
 
 
 def static_worker(values: Static, environ: Mapping[str, str] = os.environ) -> Worker:

@@ -77,11 +77,15 @@ def test_the_defaults_of_a_listed_engine_and_of_a_source(tmp_path: Path) -> None
     common = {
         **{"model": "auto", "role": "unified", "capacity": 0, "connector": ""},
         **{"poll_interval_s": 2.0, "poll_timeout_s": 2.0, "bootstrap_port": 8998},
-        **{"api_key_env": "", "api_key_file": ""},
+        **{"api_key_env": "", "api_key_file": "", "kv_ranks": 1},
     }
-    source = common | {"dialect": "auto", "scheme": "http", "path": ""}
+    source = common | {
+        **{"dialect": "auto", "scheme": "http", "path": ""},
+        **{"kv_events_port": 0, "kv_replay_port": 0},
+    }
     assert msgspec.to_builtins(found.workers[0]) == common | {
-        **{"id": "a", "url": "http://h:8000", "dialect": "", "grpc_address": "", "kv_address": ""}
+        **{"id": "a", "url": "http://h:8000", "dialect": "", "grpc_address": "", "kv_address": ""},
+        **{"kv_events": "", "kv_replay": ""},
     }
     assert msgspec.to_builtins(found.dns[0]) == source | {
         **{"name": "vllm", "port": 8000, "record": "address", "interval_s": 5.0}
@@ -345,6 +349,30 @@ OWN = "a {} worker of this dialect is listed in `workers`, or sends heartbeats"
             '.namespace = "*": an InferencePool stands in one namespace: name it',
         ),
         (PODS + "port = -1", ".port = -1: expected an integer in 0..65535"),
+        (
+            ENGINE + 'kv_replay = "tcp://h:5558"',
+            '.kv_replay = "tcp://h:5558": of no use without `kv_events`',
+        ),
+        (
+            ENGINE + 'kv_events = "h:5557"',
+            '.kv_events = "h:5557": scheme, host or port is missing; expected tcp://host:port',
+        ),
+        (
+            ENGINE + 'kv_events = "tcp://*:5557"',
+            '.kv_events = "tcp://*:5557": not a host name; expected tcp://host:port',
+        ),
+        (
+            ENGINE + 'kv_events = "tcp://:5557"',
+            '.kv_events = "tcp://:5557": scheme, host or port is missing; expected tcp://host:port',
+        ),
+        (
+            ENGINE + 'kv_events = "tcp://h:65535"\nkv_ranks = 2',
+            ".kv_ranks = 2: so many ranks have no ports from kv_events on",
+        ),
+        (
+            FILE + "kv_replay_port = 5558",
+            ".kv_replay_port = 5558: of no use without `kv_events_port`",
+        ),
     ],
 )
 def test_a_refusal_names_the_key_and_what_would_be_right(
@@ -393,6 +421,7 @@ def test_a_limit_of_polls_is_at_least_one(tmp_path: Path, key: str, message: str
         ("scheme", "ftp", 'the label is "ftp": expected "http" or "https"'),
         ("capacity", "-1", 'the label is "-1": expected an integer in 0..1000000000'),
         ("capacity", "many", 'the label is "many": expected an integer in 0..1000000000'),
+        ("kv_events_port", "x", 'the label is "x": expected an integer in 0..65535'),
         ("bootstrap_port", "0", 'the label is "0": expected an integer in 1..65535'),
     ],
 )
@@ -400,6 +429,19 @@ def test_a_label_that_cannot_be_used_is_named(label: str, text: str, why: str) -
     with pytest.raises(Unusable) as refused:
         SourceOptions().labelled({label: text})
     assert (refused.value.key, str(refused.value)) == (label, why)
+
+
+def test_where_an_engine_publishes_is_said_by_its_table_or_by_labels(tmp_path: Path) -> None:
+    lines = 'kv_events = "tcp://[::1]:5557"\nkv_replay = "tcp://h:5558"\nkv_ranks = 2\n'
+    worker = gateway(tmp_path, ENGINE + lines).workers[0].worker()
+    assert (worker.kv_events, worker.kv_replay) == ("tcp://[::1]:5557", "tcp://h:5558")
+    assert (worker.kv_ranks, worker.kv_fault) == (2, "")
+    source = SourceOptions(kv_events_port=5557)
+    labelled = source.labelled({"kv_replay_port": "6000", "kv_ranks": "4"})
+    found = labelled.found("a", "10.0.0.7:8000")
+    assert (found.kv_events, found.kv_replay) == ("tcp://10.0.0.7:5557", "tcp://10.0.0.7:6000")
+    assert found.kv_ranks == 4
+    assert source.labelled({"kv_events_port": "0"}).found("a", "h:1").kv_events == ""
 
 
 # ------------------------------------------------------------------ the admin API

@@ -405,3 +405,19 @@ def test_a_worker_that_is_purged_is_followed_no_more() -> None:
     index.purge(a)
     index.insert(a, chain("0123456789"), 0.0, 4)
     assert index.blocks_of(a) == 4
+
+
+def test_events_add_to_what_routing_tells_where_the_first_of_them_are_missing() -> None:
+    a = worker(kv_tokens=160)
+    index = PrefixIndex(1000, 60.0, speculative_s=10.0)
+    index.insert(a, chain("routed"), 0.0, 16)
+    index.stored(a, chain("told"), 1.0)
+    index.expire(59.0)
+    assert (found(index, "routed", [a]), found(index, "told", [a])) == ({"a": 6}, {"a": 4})
+    index.expire(1000.0)
+    assert (found(index, "routed", [a]), found(index, "told", [a])) == ({}, {"a": 4})
+    # From where all is known, only what is known counts for long.
+    index.follow(a)
+    index.insert(a, chain("routed"), 1001.0, 16)
+    index.expire(1012.0)
+    assert found(index, "routed", [a]) == {}

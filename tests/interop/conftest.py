@@ -34,6 +34,7 @@ ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
     "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_SERVER_DEV_MODE": "1",
 }
 OPTIONS = (
     *("--max-model-len", "1024", "--max-num-seqs", "8", "--block-size", "32", "--enforce-eager"),
@@ -41,6 +42,11 @@ OPTIONS = (
     *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
 )
 CONNECTOR = '{"kv_connector":"NixlConnector","kv_role":"%s","kv_buffer_device":"cpu"}'
+
+EVENTS = (
+    '{"enable_kv_cache_events":true,"publisher":"zmq",'
+    '"endpoint":"tcp://*:%d","replay_endpoint":"tcp://*:%d"}'
+)
 
 
 def free_port() -> int:
@@ -51,12 +57,16 @@ def free_port() -> int:
 
 
 class Vllm:
-    """`vllm serve` with a role of the NIXL connector. Either role serves whole requests as well."""
+    """`vllm serve` with a role of the NIXL connector, "" for none. Either role serves whole requests as well.
 
-    def __init__(self, role: str, log: Path) -> None:
+    With `events` it publishes its KV events there, and answers replays.
+    """
+
+    def __init__(self, role: str, log: Path, *, events: bool = False) -> None:
         self._role = role
         self._log = log
         self._port, self._side = free_port(), free_port()
+        self.events, self.replay = (free_port(), free_port()) if events else (0, 0)
         self.address = f"127.0.0.1:{self._port}"
         self.url = f"http://{self.address}"
         self.start()
@@ -65,7 +75,10 @@ class Vllm:
         """Start it, again on the same port; `ready` waits."""
         command = [f"{FOLDER}/venv/bin/vllm", "serve", f"{FOLDER}/{MODEL}", *OPTIONS]
         command += ["--host", "127.0.0.1", "--port", str(self._port), "--served-model-name", MODEL]
-        command += ["--kv-transfer-config", CONNECTOR % self._role]
+        if self._role:
+            command += ["--kv-transfer-config", CONNECTOR % self._role]
+        if self.events:
+            command += ["--kv-events-config", EVENTS % (self.events, self.replay)]
         side = {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(self._side)}
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -126,6 +139,20 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         yield running
     finally:
         for each in running:
+            each.end(signal.SIGTERM)
+
+
+@pytest.fixture(scope="module")
+def publishing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Vllm, Vllm]]:
+    """Two instances that publish their KV events."""
+    folder = tmp_path_factory.mktemp("publishing")
+    a, b = (Vllm("", folder / f"{name}.log", events=True) for name in "ab")
+    try:
+        for each in (a, b):
+            each.ready()
+        yield a, b
+    finally:
+        for each in (a, b):
             each.end(signal.SIGTERM)
 
 

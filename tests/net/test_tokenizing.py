@@ -127,7 +127,7 @@ def options(folder: Path, **keys: str) -> GatewayConfig:
     for name in ("file", "chat_template"):
         if name in keys:
             keys[name] = str(folder / keys[name])
-    return GatewayConfig(tokenizers=(TokenizerFile(model="m", **keys),))
+    return GatewayConfig(tokenizers=(TokenizerFile(model="m", **keys),))  # type: ignore[arg-type]
 
 
 @pytest.fixture

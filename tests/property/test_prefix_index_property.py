@@ -153,7 +153,6 @@ class EventMachine(IndexMachine):
         worker, blocks = self.workers[number], blocks_of(prompt)[start:]
         self._pass(step)
         self.index.stored(worker, blocks, self.now)
-        self.followed.add(worker)
         for block in blocks:
             self._use(Entry(worker, block, self.now, known=True))
         self._bound()

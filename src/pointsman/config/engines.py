@@ -17,6 +17,8 @@ __all__ = ["AUTO", "EngineOptions", "NamedDialect"]
 AUTO = "auto"
 """Whatever the engine says itself, as its model or its dialect."""
 
+LAST_PORT = 65535
+
 NamedDialect = Literal["", "auto", "tl", "vllm", "sglang", "llamacpp", "openai"]
 
 
@@ -75,6 +77,15 @@ class EngineOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             "Port of the bootstrap server of a prefill worker, on the same host.", ge=1, le=65535
         ),
     ] = 8998
+    kv_ranks: Annotated[
+        int,
+        option(
+            "Data-parallel ranks that publish KV events: rank 1 on the port after that of rank 0, and so on.",
+            unit="ranks",
+            ge=1,
+            le=256,
+        ),
+    ] = 1
 
     @property
     def asked(self) -> str:
@@ -100,6 +111,8 @@ class EngineOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         credentials: bytes = b"",
         source: str = "",
         terminating: bool = False,
+        kv_events: Address | None = None,
+        kv_replay: Address | None = None,
     ) -> Worker:
         """Return the worker, as it is before anybody asked it anything.
 
@@ -131,7 +144,17 @@ class EngineOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             capacity=self.capacity,
             credentials=credentials,
             terminating=terminating,
+            kv_events=self._endpoint("kv_events", kv_events),
+            kv_replay=self._endpoint("kv_replay", kv_replay),
+            kv_ranks=self.kv_ranks,
         )
+
+    def _endpoint(self, key: str, address: Address | None) -> str:
+        if address is None:
+            return ""
+        if not 0 < address.port <= LAST_PORT - self.kv_ranks + 1:
+            raise Unusable("kv_ranks", f"so many ranks have no ports from {key} on")
+        return f"tcp://{address}"
 
     def _connector(self) -> str:
         """Return how it hands over; "" where nobody knows yet, and for what its dialect does without a name."""

@@ -11,7 +11,7 @@ from msgspec import structs
 from pointsman.config.engines import EngineOptions, NamedDialect
 from pointsman.config.option import fields_of, option
 from pointsman.config.reading import from_text, read_value
-from pointsman.config.values import ConfigError, Surface, Unusable
+from pointsman.config.values import Address, ConfigError, Surface, Unusable
 from pointsman.config.words import allowed, shown
 from pointsman.domain.worker import Role, Worker
 
@@ -19,6 +19,7 @@ __all__ = ["DnsSource", "KubernetesSource", "SourceOptions", "WorkerFile"]
 
 LABELS = (
     *("model", "role", "dialect", "scheme", "path", "capacity", "connector", "bootstrap_port"),
+    *("kv_events_port", "kv_replay_port", "kv_ranks"),
 )
 """What a source may say of one engine, against what the table says of all. Credentials are not among them."""
 
@@ -35,6 +36,20 @@ class SourceOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_o
     ] = "auto"
     scheme: Annotated[Literal["http", "https"], option("How they are reached.")] = "http"
     path: Annotated[str, option("What stands before every path of theirs, such as `/engine`.")] = ""
+
+    kv_events_port: Annotated[
+        int,
+        option(
+            "Port on which they publish what they cache (vLLM and SGLang: `--kv-events-config`); 0: none. Of use where "
+            "a tokenizer of their model has `block_tokens`. Needs the extra `pointsman[kv-events]`.",
+            ge=0,
+            le=65535,
+        ),
+    ] = 0
+    kv_replay_port: Annotated[
+        int,
+        option("Port on which they can be asked for events once more; 0: none.", ge=0, le=65535),
+    ] = 0
 
     def check(self) -> None:
         """Raise Unusable for keys that do not go together; only some sources have such."""
@@ -80,8 +95,17 @@ class SourceOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_o
             surface = Surface.parse(f"{self.scheme}://{address}{self.path}")
         except ValueError as error:
             raise Unusable("path" if self.path else "address", str(error)) from None
+        if self.kv_replay_port and not self.kv_events_port:
+            raise Unusable("kv_replay_port", "of no use without `kv_events_port`")
+        host = surface.address.host
         return self.make(
-            id, surface, credentials=credentials, source=source, terminating=terminating
+            id,
+            surface,
+            credentials=credentials,
+            source=source,
+            terminating=terminating,
+            kv_events=Address(host, self.kv_events_port) if self.kv_events_port else None,
+            kv_replay=Address(host, self.kv_replay_port) if self.kv_replay_port else None,
         )
 
 

@@ -30,8 +30,10 @@ class LearnedAcceptor(Struct, frozen=True, forbid_unknown_fields=True):
 class TokenizerFile(Struct, frozen=True, forbid_unknown_fields=True):
     """A tokenizer of a model, for hand-offs: the gateway tokenizes, and need not ask the prefill worker for it.
 
-    Its ids must be those of the workers: a decode worker refuses what was computed from others. Needs the extra
-    `pointsman[tokenizers]`.
+    With `block_tokens`, policies with a prefix index compare prompts by their tokens, as the KV events of engines do.
+
+    Its ids must be those of the workers: a decode worker refuses what was computed from others, and events tell of
+    other blocks. Needs the extra `pointsman[tokenizers]`.
     """
 
     model: Annotated[str, option("Id of the model as its workers report it, unique.", min_length=1)]
@@ -45,3 +47,13 @@ class TokenizerFile(Struct, frozen=True, forbid_unknown_fields=True):
     ] = ""
     bos_token: Annotated[str, option("What the template finds in `bos_token`.")] = ""
     eos_token: Annotated[str, option("What the template finds in `eos_token`.")] = ""
+    block_tokens: Annotated[
+        int,
+        option(
+            "Size of the blocks in which cached prompts of this model are compared: best that of its engines. "
+            "0: prompts are compared as bytes, and KV events are of no use.",
+            unit="tokens",
+            ge=0,
+            le=65536,
+        ),
+    ] = 0

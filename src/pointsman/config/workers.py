@@ -33,6 +33,18 @@ class StaticWorker(EngineOptions, frozen=True, forbid_unknown_fields=True):
         option("`host:port` of its KvTransferService. A decode worker of `tl` needs one."),
     ] = ""
 
+    kv_events: Annotated[
+        str,
+        option(
+            "Where it publishes what it caches (vLLM and SGLang: `--kv-events-config`), as `tcp://host:port`. Of use "
+            "where a tokenizer of its model has `block_tokens`. Needs the extra `pointsman[kv-events]`."
+        ),
+    ] = ""
+    kv_replay: Annotated[
+        str,
+        option("Where it can be asked for events once more (its `replay_endpoint`), likewise."),
+    ] = ""
+
     def worker(self, credentials: bytes = b"") -> Worker:
         """Return the worker to add to the registry; `credentials` is the header line that its engine wants.
 
@@ -54,7 +66,23 @@ class StaticWorker(EngineOptions, frozen=True, forbid_unknown_fields=True):
             kv_address=self.kv_address,
             credentials=credentials,
             source=STATIC,
+            kv_events=self._published("kv_events"),
+            kv_replay=self._published("kv_replay"),
         )
+
+    def _published(self, key: str) -> Address | None:
+        text = getattr(self, key)
+        if not text:
+            return None
+        if key == "kv_replay" and not self.kv_events:
+            raise Unusable(key, "of no use without `kv_events`")
+        try:
+            address = Address.parse(text.removeprefix("tcp://"))
+            if not text.startswith("tcp://") or not all(address):
+                raise ValueError("scheme, host or port is missing")
+        except ValueError as error:
+            raise Unusable(key, f"{error}; expected tcp://host:port") from None
+        return address
 
     def _check_address(self, key: str, *, needed: bool) -> None:
         text = getattr(self, key)

@@ -28,6 +28,7 @@ from pointsman.proto.engine_pb2 import (
 from pointsman.proto.kv_pb2 import ReleaseRequest
 from pointsman.wire.body import members, readable
 from pointsman.wire.call import HttpCall, RpcCall
+from pointsman.wire.prompt import Message, TokenId, chat_of
 
 __all__ = [
     "HANDLE",
@@ -67,29 +68,13 @@ CHAT_TOKENS = 2048
 INT32 = (1 << 31) - 1
 
 _Int32 = Annotated[int, Meta(ge=-INT32, le=INT32)]
-_Token = Annotated[int, Meta(ge=0, le=0xFFFFFFFF)]
-
-
-class Part(Struct, forbid_unknown_fields=True):
-    """A part of a message that is text; other kinds do not pass."""
-
-    type: Literal["text"]
-    text: str
-
-
-class Message(Struct, forbid_unknown_fields=True):
-    """A message that consists of text alone."""
-
-    role: str
-    content: str | list[Part] | None = None
-    name: str | None = None
 
 
 class Generation(Struct, forbid_unknown_fields=True):
     """What a request asks to generate, where it can be handed off. None is "not said"."""
 
     model: str
-    prompt: str | list[_Token] | None = None
+    prompt: str | list[TokenId] | None = None
     messages: list[Message] | None = None
     stream: bool | None = None
     stream_options: dict[str, object] | None = None
@@ -195,25 +180,13 @@ def prompt_text(generation: Generation) -> str | list[dict[str, str]]:
     if generation.messages is None:
         assert isinstance(generation.prompt, str)
         return generation.prompt
-    return [
-        {
-            "role": "system" if message.role == "developer" else message.role,
-            "content": _text(message.content),
-        }
-        for message in generation.messages
-    ]
-
-
-def _text(content: str | list[Part] | None) -> str:
-    if isinstance(content, list):
-        return "".join(part.text for part in content)
-    return content or ""
+    return chat_of(generation.messages)
 
 
 class Tokens(Struct):
     """The answer of /v1/tokenize."""
 
-    ids: list[_Token]
+    ids: list[TokenId]
 
 
 decode_tokens = msgspec.json.Decoder(Tokens).decode

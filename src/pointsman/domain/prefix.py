@@ -24,10 +24,11 @@ import json
 import re
 from functools import lru_cache
 from hashlib import sha256
-from struct import pack
 from typing import Annotated, Any
 
 import msgspec
+
+from pointsman.domain.blocks import pack_tokens
 
 __all__ = ["prefix_key", "render_prefix", "render_prompt"]
 
@@ -266,7 +267,7 @@ def _whole(raw: bytes | msgspec.Raw) -> bytes | memoryview:
             return b""
         case b"[":
             try:
-                return _packed(_TOKENS.decode(data))
+                return pack_tokens(_TOKENS.decode(data))
             except msgspec.DecodeError:
                 pass
     value = _value(data)
@@ -276,16 +277,12 @@ def _whole(raw: bytes | msgspec.Raw) -> bytes | memoryview:
         return value.encode()
     if isinstance(value, list):
         try:
-            return _packed(msgspec.convert(value, _Tokens))
+            return pack_tokens(msgspec.convert(value, _Tokens))
         except msgspec.ValidationError:
             pass
         if any(isinstance(item, dict) for item in value):
             return b"".join([_part(item) for item in value])
     return _digest(msgspec.json.encode(value, order="deterministic"))
-
-
-def _packed(tokens: list[int]) -> bytes:
-    return pack(f"<{len(tokens)}I", *tokens)
 
 
 def _part(part: Any) -> bytes:

@@ -263,7 +263,10 @@ class PrefixIndex:
     # What events tell.
 
     def follow(self, worker: "Worker") -> None:
-        """Take a worker's events for what it has, from now on. `stored` does that too."""
+        """Take a worker's events for all that it has, from now on: what was routed is believed until its event is due.
+
+        Without that, events add to what routing tells: for a worker of which the events from the beginning are missing.
+        """
         self._told = True
         self._followed.add(worker)
         self._cache_of(worker)
@@ -282,7 +285,6 @@ class PrefixIndex:
         """Note that a worker says that it has blocks."""
         now = self._time(now)
         self._told = True
-        self._followed.add(worker)
         cache = self._cache_of(worker)
         believed, known, bit, masks = cache.believed, cache.known, cache.bit, self._masks
         before = cache.size

@@ -601,6 +601,9 @@ def _spoken_to(worker: Worker) -> tuple[object, ...]:
         worker.polled,
         worker.poll_interval_s,
         worker.poll_timeout_s,
+        worker.kv_events,
+        worker.kv_replay,
+        worker.kv_ranks,
     )
 
 

@@ -5,11 +5,12 @@ look at (`system`, `tools`, `prompt`, `messages`) are kept as raw JSON too, and 
 the key, or for the blocks of the whole. Which fields of a body they are is the API's, see `pointsman.wire.apis`.
 """
 
+from collections.abc import Sequence
 from typing import Self
 
 import msgspec
 
-from pointsman.domain.blocks import TOKEN_BYTES, block_hashes, tokens_in
+from pointsman.domain.blocks import TOKEN_BYTES, block_hashes, pack_tokens, tokens_in
 from pointsman.domain.prefix import render_prefix, render_prompt
 
 __all__ = ["InferenceRequest"]
@@ -72,6 +73,21 @@ class InferenceRequest(msgspec.Struct, eq=False, gc=False):
             _blocks=blocks,
             _prompt_tokens=prompt_tokens,
         )
+
+    def use_tokens(self, ids: Sequence[int], block_tokens: int, root: int | None = None) -> None:
+        """Let the blocks be those of token ids, in blocks of so many, and `root` what their chain begins with.
+
+        Raises `struct.error` for what is no id.
+
+        >>> request = InferenceRequest("m", "r1", prompt=b'"Once upon a time"')
+        >>> request.use_tokens([7, 8, 9, 10, 11], 2)
+        >>> len(request.blocks), request.block_tokens, request.prompt_tokens
+        (2, 2, 5)
+        """
+        size = block_tokens * TOKEN_BYTES
+        self._blocks = block_hashes(pack_tokens(ids), size, parent=root)
+        self.block_bytes = size
+        self._prompt_tokens = len(ids)
 
     def forget(self) -> None:
         """Let go of the client's text; a record of the request may be kept for long, its prompt may not.

@@ -314,6 +314,23 @@ class Router:
         route = self._table.lookup(asked)
         return route is not None and any(self._table.lookup(each) is route for each in models)
 
+    def served_first(self, request: "InferenceRequest", route: Route | None) -> tuple[str, str]:
+        """Return what engines call the model that a request goes to first, and the adapter that this is, "" for none.
+
+        >>> from pointsman.domain.policy.least_outstanding import LeastOutstanding
+        >>> from pointsman.domain.registry import Registry
+        >>> from pointsman.domain.request import InferenceRequest
+        >>> Router(Registry(), LeastOutstanding(), RouteTable()).served_first(InferenceRequest("m", "r1"), None)
+        ('m', '')
+        """
+        if route is None:
+            served = request.model
+        elif route.cascade:
+            served = route.cascade[0].model
+        else:
+            served = pick_backend(route, request.request_id)
+        return served, served if self._registry.served(served).parent else ""
+
     def ready(self, now: float) -> None:
         """Raise `NoCapacity` if no worker of any role is routable."""
         self._registry.expire(now)

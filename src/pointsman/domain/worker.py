@@ -64,6 +64,10 @@ class Worker:
     `pending_tokens` are those of prompts that were sent to it, that it has to compute, and whose answers have not
     begun; `active_tokens` are those of all prompts that it has in flight. Both are 0 where no policy measures them.
 
+    `kv_events` is where it publishes what it caches, `kv_replay` where that can be asked for again, both of rank 0 as
+    `tcp://host:port`, "" for none; each further one of its `kv_ranks` has the next port. `kv_fault` is why that cannot
+    be read, "" for nothing.
+
     `configured_model` ("" for whatever it serves) and `configured_dialect` ("" for whatever it turns out to be) are
     what it began with. `terminating` is the word of its source that it is about to go.
     """
@@ -87,8 +91,12 @@ class Worker:
         "in_flight",
         "incarnation",
         "kv_address",
+        "kv_events",
+        "kv_fault",
         "kv_format",
         "kv_free_blocks",
+        "kv_ranks",
+        "kv_replay",
         "kv_tokens",
         "kv_total_blocks",
         "kv_usage",
@@ -145,6 +153,9 @@ class Worker:
         capacity: int = 0,
         credentials: bytes = b"",
         terminating: bool = False,
+        kv_events: str = "",
+        kv_replay: str = "",
+        kv_ranks: int = 1,
     ) -> None:
         self.id = id
         self.model = model
@@ -175,6 +186,10 @@ class Worker:
         self.capacity = capacity
         self.credentials = credentials
         self.terminating = terminating
+        self.kv_events = kv_events
+        self.kv_replay = kv_replay
+        self.kv_ranks = kv_ranks
+        self.kv_fault = ""
         # Nobody is sent to a worker that has not answered yet.
         self.up = not polled
         self.degraded = ""

@@ -12,7 +12,7 @@ from pointsman.flow.exchange import Exchange
 from pointsman.flow.handoff import Legs
 from pointsman.flow.handover import Handoffs
 
-__all__ = ["disaggregated", "plan"]
+__all__ = ["JUDGED", "disaggregated", "plan"]
 
 JUDGED = ("/v1/chat/completions", "/v1/completions")
 """The paths whose answers say how likely each token was, and which can be handed off."""

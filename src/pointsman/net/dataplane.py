@@ -6,15 +6,17 @@ Whoever asks is looked at first: a good key, and one that may do this. Everythin
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 from urllib.parse import unquote
 
 import msgspec
 
+from pointsman.domain.blocks import root_of
 from pointsman.domain.keys import ANONYMOUS, Principal, Scope
 from pointsman.domain.request import InferenceRequest
 from pointsman.domain.router import Router
+from pointsman.domain.routes import Route
 from pointsman.domain.worker import Worker
 from pointsman.errors import (
     BadRequest,
@@ -26,10 +28,12 @@ from pointsman.errors import (
 )
 from pointsman.flow.attempts import attempts
 from pointsman.flow.cascade import Cascades
+from pointsman.flow.effects import Flow, Tokenizer
 from pointsman.flow.exchange import Exchange
 from pointsman.flow.handoff import TAIL_PIECES
 from pointsman.flow.handover import Handoffs
-from pointsman.flow.plan import plan
+from pointsman.flow.plan import JUDGED, plan
+from pointsman.flow.tokenized import tokenized
 from pointsman.net.asgi import AsgiServer
 from pointsman.net.calls import Calls
 from pointsman.net.clock import Deadlines
@@ -44,11 +48,13 @@ from pointsman.wire.apis import Api, api_of, is_messages
 from pointsman.wire.body import parse_request, says_model_once
 from pointsman.wire.form import boundary_of, parse_form
 from pointsman.wire.http1 import identity_of, render_request
+from pointsman.wire.prompt import prompt_of
 from pointsman.wire.replies import error_reply, model_reply, models_reply
 
-__all__ = ["DataPlane", "Mounted"]
+__all__ = ["DataPlane", "Mounted", "TokenBlocks"]
 
 MODELS = b"/v1/models"
+SALT = b'"cache_salt"'
 EMBEDDINGS = "/v1/embeddings"
 OPERATIONS = {
     "/v1/chat/completions": "chat",
@@ -65,9 +71,17 @@ class Mounted(NamedTuple):
     scope: Scope | None
 
 
+class TokenBlocks(NamedTuple):
+    """How prompts of a model are compared: by the tokens of a tokenizer, in blocks of so many."""
+
+    tokenizer: Tokenizer
+    block_tokens: int
+
+
 class DataPlane:
     """Serves the clients of the API port.
 
+    `token_blocks` says, by the model as engines call it, whose prompts are compared by their tokens; nobody's at first.
     `admit` turns an `Authorization` header and the monotonic time into whoever asks, or raises InvalidKey. With
     `keep_tails` the end of every answer stays in its `Exchange`, for whoever hears that it is over.
     """
@@ -110,6 +124,7 @@ class DataPlane:
         self._random = random.Random()
         self._admit = admit
         self._keep_tails = keep_tails
+        self.token_blocks: Mapping[str, TokenBlocks] = {}
         # The longest path first, so that one application may live under another.
         self._mounts = sorted(mounts, key=lambda mount: -len(mount.path))
         self.set_options(
@@ -212,9 +227,30 @@ class DataPlane:
                 handoffs=self._handoffs,
                 cascades=self._cascades,
             )
+        if self.token_blocks:
+            story = self._in_tokens(x, story, route, request.body)
         drive = Drive(self, client, request, story, head, x, x.deadline)
         drive.start()
         return drive
+
+    def _in_tokens(self, x: Exchange, story: Flow, route: Route | None, body: bytes) -> Flow:
+        """Return the story of a request whose prompt is compared by its tokens, where they can be known here."""
+        request = x.request
+        served, adapter = self.router.served_first(request, route)
+        blocks = self.token_blocks.get(served)
+        # A salt keeps others' caches away from it, and its own from them.
+        if blocks is None or x.path not in JUDGED or SALT in body:
+            return story
+        prompt = prompt_of(request)
+        if prompt is None:
+            return story
+        tokenizer, block_tokens = blocks
+        if isinstance(prompt, tuple):
+            request.use_tokens(prompt, block_tokens, root_of(adapter))
+            return story
+        if isinstance(prompt, str) or tokenizer.chats:
+            return tokenized(x, story, tokenizer, prompt, block_tokens, adapter)
+        return story
 
     def running(self) -> Iterator[tuple[Worker, float]]:
         """Yield the worker of each request in flight, and when the request came (monotonic seconds)."""

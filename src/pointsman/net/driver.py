@@ -146,6 +146,10 @@ class Drive(Struct, eq=False):
             if self._upstream is not None:
                 self._drop_upstream()
             if isinstance(command, Encode):
+                encoded = self._plane.tokenizing.at_once(command)
+                if encoded is not None:
+                    self._run(encoded)
+                    return
                 encoding = self._plane.tokenizing.encode(command, x.deadline, self._called)
                 self._give_up_calling = encoding.cancel
             else:

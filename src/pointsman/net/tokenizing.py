@@ -24,6 +24,9 @@ __all__ = ["LocalTokenizer", "TemplateRefused", "TokenizerUnusable", "Tokenizing
 THREADS = 2
 """Prompts that are encoded at a time; the others wait. It is work for cores, and the loop needs one of them."""
 
+SHORT = 1024
+"""Characters of a prompt that is encoded at once, in less time than a thread needs to be woken and heard."""
+
 
 class TokenizerUnusable(Exception):
     """A file of which no tokenizer can be made; `part` says which: `file` or `chat_template`."""
@@ -106,7 +109,24 @@ class Tokenizing:
         loop = asyncio.get_running_loop()
         future = loop.run_in_executor(self._threads, command.tokenizer.encode, command.prompt)
         timeout_s = max(min(command.timeout_s, deadline - self._deadlines.now()), 0.0)
-        return _Encoding(future, timeout_s, done, self._fault)
+        return _Encoding(future, timeout_s, done, self._failed)
+
+    def _failed(self, error: BaseException) -> Lost:
+        if not isinstance(error, TemplateRefused):
+            self._fault()
+        # Whatever it says: it may quote the prompt.
+        return Lost(Why.TOKENIZE, f"the tokenizer failed: {type(error).__name__}")
+
+    def at_once(self, command: Encode) -> Encoded | Lost | None:
+        """Encode a short prompt, for which a thread would only be a detour; None for a long one."""
+        prompt = command.prompt
+        size = len(prompt) if isinstance(prompt, str) else sum(map(_size, prompt))
+        if size > SHORT:
+            return None
+        try:
+            return Encoded(command.tokenizer.encode(prompt))
+        except Exception as error:
+            return self._failed(error)
 
     def close(self) -> None:
         """Take no more; what is under way ends by itself."""
@@ -121,11 +141,11 @@ class _Encoding:
         future: "asyncio.Future[list[int]]",
         timeout_s: float,
         done: Callable[[Encoded | Lost], None],
-        fault: Callable[[], None],
+        failed: Callable[[BaseException], Lost],
     ) -> None:
         self._future = future
         self._done = done
-        self._fault = fault
+        self._failed = failed
         future.add_done_callback(self._over)
         self._timer = asyncio.get_running_loop().call_later(timeout_s, self._late)
 
@@ -142,13 +162,11 @@ class _Encoding:
     def _over(self, future: "asyncio.Future[list[int]]") -> None:
         self._timer.cancel()
         error = future.exception()
-        if error is None:
-            self._done(Encoded(future.result()))
-            return
-        if not isinstance(error, TemplateRefused):
-            self._fault()
-        # Whatever it says: it may quote the prompt.
-        self._done(Lost(Why.TOKENIZE, f"the tokenizer failed: {type(error).__name__}"))
+        self._done(Encoded(future.result()) if error is None else self._failed(error))
+
+
+def _size(message: Mapping[str, str]) -> int:
+    return len(message["content"])
 
 
 def _template(source: str) -> "Template":

@@ -121,8 +121,9 @@ class Metrics:
     `held`, `prefix_blocks`, `lines_dropped`, `records_dropped`, `spans` and `calls_dropped` may be set to what returns
     how many requests wait for a worker now, how many blocks workers are believed to have cached, how many log lines
     were dropped and requests not recorded, how many spans ended how, and how many calls of ended requests of which kind
-    were not made; `calibrations` are those of the cascades. `proofs` are to
-    hear of every new reading of a worker.
+    were not made; `kv_events`, `kv_streams` and `kv_followed` likewise to how many KV events came of which kind, what
+    happened to their streams, and how many workers are known by them. `calibrations` are those of the cascades.
+    `proofs` are to hear of every new reading of a worker.
     """
 
     def __init__(
@@ -146,6 +147,9 @@ class Metrics:
         self.records_dropped: Callable[[], int] = lambda: 0
         self.prefix_blocks: Callable[[], int] = lambda: 0
         self.spans: Callable[[], dict[str, int]] = lambda: {}
+        self.kv_events: Callable[[], dict[str, int]] = lambda: {}
+        self.kv_streams: Callable[[], dict[str, int]] = lambda: {}
+        self.kv_followed: Callable[[], int] = lambda: 0
         self.calibrations = Calibrations()
         self.calls_dropped: Callable[[], dict[str, int]] = lambda: {}
         self.proofs = Proofs(workers)
@@ -496,6 +500,8 @@ class Metrics:
             ("faults", "Exceptions that nobody foresaw.", "where", self._faults),
             ("poll_changes", "What polled workers turned to.", "state", self._poll_changes),
             ("workers_left_out", "Workers found but not taken.", "source", self._left_out),
+            ("kv_events", "KV events of engines, by kind.", "kind", self.kv_events()),
+            ("kv_streams", "What happened to streams of KV events.", "what", self.kv_streams()),
         ):
             family = CounterMetricFamily(f"tl_gateway_{name}_total", doc, labels=[label])
             for value, count in counts.items():
@@ -525,6 +531,11 @@ class Metrics:
             "tl_gateway_prefix_index_blocks",
             "Blocks of prompts that workers are believed, or known, to have cached.",
             value=self.prefix_blocks(),
+        )
+        yield GaugeMetricFamily(
+            "tl_gateway_kv_followed_workers",
+            "Workers of whose cache all is known from their KV events.",
+            value=self.kv_followed(),
         )
         yield GaugeMetricFamily(
             "tl_gateway_held", "Requests that wait for a worker now.", value=self.held()
@@ -573,7 +584,7 @@ class Metrics:
             states[str(worker.role), _state(worker)] += 1
             if worker.polled:
                 up.add_metric([worker.id], worker.up)
-                degraded.add_metric([worker.id], bool(worker.degraded))
+                degraded.add_metric([worker.id], bool(worker.degraded or worker.kv_fault))
             in_flight.add_metric([worker.id], worker.in_flight)
             load.add_metric([worker.id], load_of(worker))
         for labels, count in states.items():

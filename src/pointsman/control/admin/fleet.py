@@ -17,6 +17,7 @@ from pointsman.control.admin.shapes import (
     Workers,
     WorkerState,
 )
+from pointsman.dialect.reading import faults
 from pointsman.domain.worker import Role, Worker, load_of
 from pointsman.errors import Conflict, NotFound, StateUnavailable
 
@@ -184,7 +185,7 @@ def _worker_state(parts: AdminParts, worker: Worker, left: _Left) -> WorkerState
         source=worker.source,
         polled=worker.polled,
         up=worker.up,
-        degraded=worker.degraded,
+        degraded=faults(worker.degraded, worker.kv_fault),
         http_address=worker.http_address,
         grpc_address=worker.grpc_address,
         kv_address=worker.kv_address,

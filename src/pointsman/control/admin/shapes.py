@@ -175,6 +175,15 @@ class WorkerRequest(Struct, frozen=True):
     kv_address: Annotated[
         str, _said("`host:port` of its KvTransferService, for a decode worker of `tl`.")
     ] = ""
+    kv_events: Annotated[
+        str, _said("`tcp://host:port` where it publishes what it caches, empty for nowhere.")
+    ] = ""
+    kv_replay: Annotated[
+        str, _said("`tcp://host:port` where it can be asked for events once more.")
+    ] = ""
+    kv_ranks: Annotated[
+        int, _said("Ranks that publish, each on the port after the one before.", ge=1, le=256)
+    ] = 1
 
 
 # ------------------------------------------------------------------ routes and models

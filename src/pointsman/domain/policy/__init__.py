@@ -41,6 +41,7 @@ __all__ = [
     "PolicyFactory",
     "PolicyOptions",
     "RandomSource",
+    "asks_index",
     "make_policy",
 ]
 
@@ -64,6 +65,16 @@ class Policy(Protocol):
         worker holds, without the one being placed.
         """
         ...
+
+
+def asks_index(policy: Policy) -> bool:
+    """Tell whether a policy asks a prefix index: those have it as their attribute `index`.
+
+    >>> from random import Random
+    >>> [asks_index(make_policy(name, PolicyOptions(), Random(1))) for name in ("kv_cost", "weighted")]
+    [True, False]
+    """
+    return isinstance(getattr(policy, "index", None), PrefixIndex)
 
 
 class RandomSource(Protocol):

@@ -75,19 +75,56 @@ ANSWER_MAX_S = 60.0
 SPEED = 8000.0
 """Prompt tokens per second, before any prompt has been seen."""
 
-KEPT = 0.95
-"""What is left of former measurements after each one of a worker; of the fleet ten times as many count."""
+KEPT = 0.99
+"""What is left of former measurements after each one of a worker."""
 
-KEPT_BY_FLEET = 0.995
+KEPT_BY_FLEET = 0.999
 
-ENOUGH_S = 1.0
-"""Seconds of measured work after which the speed of a worker is its own."""
+ENOUGH = 40.0
+"""How many answers, the older the less, tell a worker's own speed."""
 
 UNPROVEN = 0.75
 """The part of the fleet's speed that a worker is trusted with before that."""
 
-SURE_TOKENS = 50_000
+KEPT_BY_REPORT = 0.95
+"""What is left of former reports after each one."""
+
+DOUBTFUL = 0.8
+"""Whoever finds as much of what it should have has it all: caches evict, and what is believed is not exact."""
+
+ALIKE = 1.5
+"""Workers whose speeds differ by less than this factor count as alike: one measurement is not so exact."""
+
+SURE_TOKENS = 100_000
 """How many tokens have to be believed to be cached before reports say how much of that is true."""
+
+
+class _Line:
+    """A straight line through what was measured, the older the less: seconds until an answer by tokens to compute.
+
+    What it costs whatever the tokens (the step that is going on, those who decode) is no part of the slope.
+    """
+
+    __slots__ = ("_kept", "_x", "_xx", "_xy", "_y", "count")
+
+    def __init__(self, kept: float) -> None:
+        self._kept = kept
+        self.count = self._x = self._y = self._xx = self._xy = 0.0
+
+    def add(self, tokens: float, seconds: float) -> None:
+        kept = self._kept
+        self.count = kept * self.count + 1.0
+        self._x = kept * self._x + tokens
+        self._y = kept * self._y + seconds
+        self._xx = kept * self._xx + tokens * tokens
+        self._xy = kept * self._xy + tokens * seconds
+
+    def speed(self) -> float:
+        """Return the tokens per second, 0 where nothing tells."""
+        spread = self.count * self._xx - self._x * self._x
+        rise = self.count * self._xy - self._x * self._y
+        # All of one length, or longer ones quicker: chance, or nothing.
+        return spread / rise if spread > 1e-6 * self.count * self._xx and rise > 0 else 0.0
 
 
 class _Pace:
@@ -95,27 +132,27 @@ class _Pace:
 
     __slots__ = (
         "believed",
-        "measured",
+        "judged",
+        "line",
         "recent",
         "recent_at",
         "reported",
         "reported_at",
-        "seconds",
         "speed",
-        "tokens",
         "trust",
     )
 
     def __init__(self, now: float, reported: int) -> None:
-        # Prompt tokens computed, and in how long; tokens per second, once that is known.
-        self.tokens = 0.0
-        self.seconds = 0.0
+        self.line = _Line(KEPT)
+        # Prompt tokens per second, 0 until that is known.
         self.speed = 0.0
         # Tokens sent to it lately that it has to compute, as of `recent_at`.
         self.recent = 0.0
         self.recent_at = now
-        # Tokens believed to be cached when they were asked for, those reported, the counter's last value.
+        # Tokens believed to be cached of prompts that began to be answered, as many of them as are judged by; those
+        # reported, and the counter's last value.
         self.believed = 0.0
+        self.judged = 0.0
         self.reported = 0.0
         self.reported_at = reported
         self.trust = 1.0
@@ -128,7 +165,7 @@ class _Pace:
 class _Placement(Placement):
     """A placement that knows what was to be computed before it, and says when it has ended."""
 
-    __slots__ = ("_ended", "work")
+    __slots__ = ("_ended", "believed", "work")
 
     def __init__(
         self,
@@ -138,9 +175,11 @@ class _Placement(Placement):
         at: float,
         heard: "Heard | None",
         ended: Callable[[], None],
+        believed: int,
     ) -> None:
         super().__init__(worker, prompt_tokens, uncached_tokens, at, heard)
         self.work = worker.pending_tokens
+        self.believed = believed
         self._ended: Callable[[], None] | None = ended
 
     def ended(self) -> None:
@@ -156,13 +195,13 @@ class LeastDelay(PrefixAware):
     __slots__ = (
         "_arrived",
         "_arrived_at",
+        "_line",
         "_now",
         "_open",
         "_paces",
         "_random",
-        "_seconds",
+        "_speed",
         "_target_s",
-        "_tokens",
     )
 
     name: ClassVar[str] = "least_delay"
@@ -180,9 +219,9 @@ class LeastDelay(PrefixAware):
         self._target_s = ttft_target_s
         self._paces: dict[Worker, _Pace] = {}
         self._now = -inf
-        # Of the fleet: prompt tokens computed and in how long; requests in flight, and those that came lately.
-        self._tokens = SPEED * 0.1
-        self._seconds = 0.1
+        # Of the fleet: its speed, requests in flight, and those that came lately.
+        self._line = _Line(KEPT_BY_FLEET)
+        self._speed = SPEED
         self._open = 0
         self._arrived = 0.0
         self._arrived_at = 0.0
@@ -265,13 +304,14 @@ class LeastDelay(PrefixAware):
         uncached = request.prompt_tokens - round(pace.trust * cached)
         pace.recent = pace.lately(now) + uncached
         pace.recent_at = now
-        _compare(pace, cached, worker.cached_tokens)
+        _compare(pace, worker.cached_tokens)
         self._arrived = self._lately(now) + 1.0
         self._arrived_at = self._now = now
         self._open += 1
         # The first byte of an answer that comes whole says nothing of its prompt.
         heard = self._heard if request.stream else None
-        return _Placement(worker, request.prompt_tokens, uncached, now, heard, self._ended)
+        prompt = request.prompt_tokens
+        return _Placement(worker, prompt, uncached, now, heard, self._ended, cached)
 
     def left(self, worker: "Worker") -> None:
         """Forget all about a worker that is gone."""
@@ -282,13 +322,17 @@ class LeastDelay(PrefixAware):
         pace = self._paces.get(placement.worker)
         if pace is None or not isinstance(placement, _Placement):
             return
-        seconds = max(now - placement.at, 0.0)
-        pace.tokens = KEPT * pace.tokens + placement.work
-        pace.seconds = KEPT * pace.seconds + seconds
-        if pace.seconds >= ENOUGH_S and pace.tokens >= 1:
-            pace.speed = pace.tokens / pace.seconds
-        self._tokens = KEPT_BY_FLEET * self._tokens + placement.work
-        self._seconds = KEPT_BY_FLEET * self._seconds + seconds
+        pace.believed += placement.believed
+        seconds = now - placement.at
+        self._line.add(placement.work, seconds)
+        if self._line.count >= ENOUGH:
+            self._speed = self._line.speed() or self._speed
+        pace.line.add(placement.work, seconds)
+        if pace.line.count >= ENOUGH:
+            speed = pace.line.speed()
+            pace.speed = (
+                self._speed if self._speed < ALIKE * speed < ALIKE**2 * self._speed else speed
+            )
 
     def _ended(self) -> None:
         self._open -= 1
@@ -341,7 +385,7 @@ class LeastDelay(PrefixAware):
     ) -> list[float]:
         """Return the added delay at each worker, in seconds."""
         prompt, now, paces, target_s = request.prompt_tokens, self._now, self._paces, self._target_s
-        unproven = UNPROVEN * self._tokens / self._seconds
+        unproven = UNPROVEN * self._speed
         answers = self._answer_s() / RECENT_S
         soonest = inf
         parts = []
@@ -370,15 +414,20 @@ class LeastDelay(PrefixAware):
         ]
 
 
-def _compare(pace: _Pace, believed: int, reported: int) -> None:
-    """Learn how much of what is believed to be cached a worker finds; `reported` is its counter of tokens, or -1."""
-    if reported < 0:
+def _compare(pace: _Pace, reported: int) -> None:
+    """Learn how much of what is believed to be cached a worker finds; `reported` is its counter of tokens, or -1.
+
+    A counter tells now and then, of all that has started since. So it is judged by what had begun to be answered when
+    it was told the time before: whatever is wrong with that is in the worker's favour.
+    """
+    if reported < 0 or reported == pace.reported_at:
         return
-    pace.believed += believed
-    # A counter that went back is one that began anew.
+    # One that went back began anew.
     pace.reported += max(reported - pace.reported_at, 0)
     pace.reported_at = reported
-    if pace.believed >= SURE_TOKENS:
-        pace.trust = min(pace.reported / pace.believed, 1.0)
-        pace.believed *= 0.5
-        pace.reported *= 0.5
+    if pace.judged >= SURE_TOKENS:
+        found = pace.reported / pace.judged
+        pace.trust = found if found < DOUBTFUL else 1.0
+        pace.reported *= KEPT_BY_REPORT
+        pace.believed *= KEPT_BY_REPORT
+    pace.judged = pace.believed
