@@ -163,10 +163,11 @@ class Measuring:
             for start, end in zip(beneath.times, beneath.times[1:], strict=False)
             if prompt.asked < end <= prompt.times[0] and end - start > SLOW * alone_s
         ]
-        chunk = chunk_of(prompt.prompt_tokens, len(slow))
-        if chunk is not None:
-            self._say(f"a prompt of {prompt.prompt_tokens} tokens took {len(slow)} steps")
-        return chunk
+        self._say(
+            f"a prompt of {prompt.prompt_tokens} tokens beside an answer: {prompt.first_s:.3g} s to the first token, "
+            f"in {len(slow)} long steps"
+        )
+        return chunk_of(prompt.prompt_tokens, len(slow))
 
     async def _prefix_cache(self, tokens: int) -> Literal["paged", "slots", "none"]:
         """Ask for one prompt while it is in use, and again when it is not."""
