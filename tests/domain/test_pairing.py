@@ -149,6 +149,12 @@ def test_without_a_prefill_worker_no_decode_worker_is_asked() -> None:
         alone.route(1000, "p")
 
 
+def test_where_nobody_is_left_there_is_nothing_to_compare() -> None:
+    fleet = Fleet("pd")
+    with pytest.raises(NoCapacity):
+        fleet.route(1000, "d")
+
+
 def test_what_cannot_be_handed_off_is_not_compared() -> None:
     fleet = Fleet("pdu")
     target = fleet.router.route(request(1000), now=0.0, handoff=lambda connector: False)

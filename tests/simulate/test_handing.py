@@ -102,6 +102,13 @@ def test_a_decode_worker_that_dies_before_its_answer_has_begun_is_left_out(at: f
     assert outcome.cached[0] == 62 * 128
 
 
+def test_what_is_pushed_elsewhere_does_not_mind_who_dies() -> None:
+    both = Listed([Arrival(0.0, (), 8000, 2) for _ in range(2)], 128)
+    outcome = run(both, prefill_workers=2, decode_workers=2, failures=(Failure(0, 1.05),))
+    assert sorted(outcome.attempts) == [1, 2]
+    assert list(outcome.prefill) == [1, 1]
+
+
 def test_an_answer_that_has_begun_breaks_with_its_decode_worker() -> None:
     outcome = run(one(), decode_workers=2, failures=(Failure(1, 1.2),))
     assert outcome.failed(0)
