@@ -18,15 +18,15 @@ README = (DOCS.parent / "README.md").read_text()
 EXAMPLES = re.findall(r"```toml\n(.*?)```", PAGE + README, re.DOTALL)
 CAPABILITIES = (
     *("Discovery", "Readiness", "Load", "Tokenize", "Hand-off", "LoRA", "Abort", "Cached tokens"),
-    "APIs",
+    *("KV events", "APIs"),
 )
 LINK = re.compile(r'\[([\w-]+)\]\((\S+) "(\w+)"\)')
 KINDS = {
     "real": r"interop/|engine/test_\w+_real\w*\.py|engine/test_engine_real|conformance/",
-    "recorded": r"dialect/test_dialects_recorded\.py",
+    "recorded": r"dialect/test_(dialects_recorded|kv_stream)\.py",
     "documented": r"dialect/test_dialects_recorded\.py",
     "stand-in": r"net/|fault/|testing/|control/test_heartbeat\.py",
-    "value": r"dialect/test_(handing|readings)\.py|flow/|domain/|wire/|control/test_rounds\.py",
+    "value": r"dialect/test_(handing|readings|kv_events)\.py|flow/|domain/|wire/|control/test_rounds\.py",
 }
 """Where tests of each kind stand."""
 

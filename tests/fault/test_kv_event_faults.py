@@ -310,6 +310,19 @@ async def test_a_flood_of_one_engine_does_not_hold_up_another(fleet: Fleet) -> N
         assert fleet.events.tally.lost == 0
 
 
+async def test_who_publishes_nothing_is_not_followed(fleet: Fleet) -> None:
+    worker = Worker("a", model="m", http_address="127.0.0.1:1", static=True)
+    fleet.registry.add(worker)
+    assert (fleet.events.has(worker), fleet.events.reads(worker), worker.kv_fault) == (
+        False,
+        False,
+        "",
+    )
+    fleet.index.insert(worker, ours(A), 0.0, BLOCK)
+    fleet.index.expire(3599.0)
+    assert fleet.depth(worker) == 4
+
+
 async def test_who_cannot_be_followed_says_why(fleet: Fleet) -> None:
     async with Publisher() as engine:
         fleet.sizes = {"m": 0}
