@@ -47,7 +47,7 @@ class Point(NamedTuple):
 
 def points(trace: str) -> list[Point]:
     """Return the columns of the table."""
-    moon = [Point(trace, load, 12_031) for load in (2.0, 3.0, 3.15, 3.3)]
+    moon = [Point(trace, load, 12_031) for load in (2.0, 3.0, 3.3)]
     return [*moon, Point("shared", 100.0, 4000), Point("agents", 120.0, 4000)]
 
 
