@@ -477,3 +477,14 @@ def test_what_vllm_replays_is_what_it_published(name: str) -> None:
         read_replayed([bytes.fromhex(each) for each in frames]) for frames in recorded["replayed"]
     ]
     assert replayed == [*published[recorded["replayed_from"] :], None]
+
+
+def test_a_reconnection_of_a_stream_that_was_read_late_may_make_it_whole() -> None:
+    made, told = stream(replays=True)
+    replay(made, whole=False)
+    made.take(LIFE[2])
+    replay(made, whole=False)
+    assert (told.blocks, made.complete) == (known(2), False)
+    made.begin()
+    assert replay(made, *LIFE[:4]) == 0
+    assert (told.blocks, made.complete, made.tally.lost) == (known(0, 1, 2, 3), True, 0)

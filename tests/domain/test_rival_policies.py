@@ -493,3 +493,23 @@ def test_b11_peak_ewma_gives_the_larger_box_its_share() -> None:
         answers.append((free[worker], policy.placed(worker, of(number), now), worker))
     large, small = workers
     assert counts[large] > 3 * counts[small] > 300
+
+
+@pytest.mark.parametrize("name", ["affinity", "prefix_hash"])
+def test_k06_a_gateway_that_restarted_sends_prompts_where_it_sent_them_before(name: str) -> None:
+    prompts = [b'"%d, and so on and on"' % number for number in range(500)]
+
+    def picked(ids: str) -> list[str]:
+        policy, workers = made(name), fleet(ids)
+        return [
+            policy.pick(workers, load_of, InferenceRequest("m", "r", prompt=each))[0].id
+            for each in prompts
+        ]
+
+    before = picked("abcd")
+    # Nothing was kept but the ids of the workers, and they may be found in another order.
+    assert picked("abcd") == before
+    assert len(set(before)) == 4
+    # One that is not found yet takes no others' prompts along.
+    moved = [was for was, now in zip(before, picked("abc"), strict=True) if was != now]
+    assert set(moved) == {"d"}

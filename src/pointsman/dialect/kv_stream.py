@@ -209,6 +209,9 @@ class KvStream:
         """Note that the publisher is connected, for the first time or again: whatever came between, nobody saw."""
         self._pending = None
         if self._replays:
+            if not self.complete:
+                # Nothing is lost, and from the beginning on it may be whole.
+                self._forget()
             self._want()
         elif self.last is not None:
             # It may be another engine, and nothing can prove that it is not.
