@@ -158,6 +158,9 @@ def main() -> None:
         workloads = {"mooncake": Workload(given.trace, 1_000_000, 2.0), **workloads}
     else:
         print("no TRACE: the drawn workloads only", file=sys.stderr)
+    for name in given.workload or ():
+        if name not in workloads:
+            parser.error(f"there is no workload {name!r}, there are {', '.join(workloads)}")
     given.results.mkdir(exist_ok=True)
     relative, seeds = (QUICK, 1) if given.quick else (RELATIVE, SEEDS)
     setups = _kept_setups(given.results)

@@ -52,7 +52,8 @@ def draw(
     ][:TIMELINES]
     # Ids in an SVG are random without a salt, and glyphs as paths are most of its bytes.
     with mpl.rc_context({"svg.hashsalt": "pointsman", "svg.fonttype": "none", "font.size": 9}):
-        figure = Figure(figsize=(11, 4.2 + 1.4 * len(lines)), layout="constrained")
+        height = 4.2 + 1.4 * len(lines) + 0.05 * len({row.policy for row in rows})
+        figure = Figure(figsize=(11, height), layout="constrained")
         ratios = [3.0] + [1.0] * len(lines)
         grid = figure.add_gridspec(1 + len(lines), 3, height_ratios=ratios)
         _over_load(figure.add_subplot(grid[0, 0]), rows, "ttft_p99", "TTFT, 99% (s)", unit)
@@ -60,6 +61,10 @@ def draw(
             figure.add_subplot(grid[0, 1]), rows, "goodput", "good requests per second", unit
         )
         _hits_and_balance(figure.add_subplot(grid[0, 2]), rows, highest if at is None else at)
+        handles, labels = figure.axes[0].get_legend_handles_labels()
+        figure.legend(
+            handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=7
+        )
         for number, result in enumerate(lines, 1):
             _timeline(figure.add_subplot(grid[number, :]), result)
         figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
@@ -83,7 +88,6 @@ def _over_load(axes: "Axes", rows: Sequence[Row], name: str, label: str, unit: s
     axes.set_ylabel(label)
     if name.startswith("ttft"):
         axes.set_yscale("log")
-        axes.legend(frameon=False, fontsize=7)
 
 
 def _hits_and_balance(axes: "Axes", rows: Sequence[Row], load: float) -> None:
@@ -91,7 +95,12 @@ def _hits_and_balance(axes: "Axes", rows: Sequence[Row], load: float) -> None:
     for row in sorted([row for row in rows if row.load == load], key=lambda row: row.policy):
         where = (row.means["imbalance"].mean, row.means["hit_rate"].mean)
         axes.plot(*where, **styles[row.policy])
-        axes.annotate(row.policy, where, xytext=(4, 3), textcoords="offset points", fontsize=7)
+        name, _, own = row.policy.partition(":")
+        label = axes.annotate(
+            name + "*" * bool(own), where, xytext=(4, 3), textcoords="offset points", fontsize=7
+        )
+        # A name may reach over the edge; it shall not take room from the others.
+        label.set_in_layout(False)
     axes.set_xlabel(f"busiest worker / mean, at load {load:g}")
     axes.set_ylabel("prompt tokens from caches")
 
