@@ -227,10 +227,14 @@ def values(settings: msgspec.Struct) -> str:
 def _typical(profiles: Sequence[EngineProfile]) -> EngineProfile:
     """Return a profile with the medians of some: each piece of a measurement has measured its own."""
     numbers = [msgspec.structs.asdict(each) for each in profiles]
-    middle = {name: statistics.median([each[name] for each in numbers]) for name in numbers[0]}
-    return msgspec.convert(
-        {name: type(numbers[0][name])(value) for name, value in middle.items()}, EngineProfile
-    )
+    first = numbers[0]
+    # What is no number is the same in all.
+    middle = {
+        name: type(value)(statistics.median([each[name] for each in numbers]))
+        for name, value in first.items()
+        if not isinstance(value, str)
+    }
+    return msgspec.convert(first | middle, EngineProfile)
 
 
 def csv_lines(runs: Sequence[Run]) -> Iterator[str]:

@@ -208,7 +208,7 @@ def test_the_same_seed_is_the_same_run_byte_for_byte() -> None:
 PINNED = {
     "affinity": "89e86a98edd8bbb7b2f9d236eaacdfa6f943a54a6854db0fc68e5634a44eecdc",
     "kv_cost": "0ddd6492e469041fc79e5a5c8e953e5e5bd99e44fbd96dd4b1460427eb29617d",
-    "least_tokens": "e9c99cce6e6e7ecd16c150c8876997424d309845c9b4ed568d1291f528f19101",
+    "least_tokens": "5d6adde06b581762600526a06b0cfdfca337dd8a90b58968591562537fcb5bb0",
     "power_of_two": "6966dec57c3093c262025f2d2bb6dd079782abaa7f3b6651c15f5f3e0507a0b6",
 }
 

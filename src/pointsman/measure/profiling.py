@@ -18,7 +18,7 @@ from pointsman.measure.asking import Engine, MeasureError, look
 from pointsman.measure.measuring import Measured, Measuring, Settings
 from pointsman.measure.prompts import Prompts
 from pointsman.simulate.fitting import fit_decoding, fit_prompts
-from pointsman.simulate.profile import EngineProfile
+from pointsman.simulate.profile import OF_PAIRS, EngineProfile
 from pointsman.tomltext import toml_value
 
 __all__ = ["Profiled", "profile_engine", "profile_from", "written"]
@@ -107,7 +107,8 @@ def profile_from(
     elif measured.prefix_cache == "slots" and context and measured.sequences:
         found["kv_tokens"] = measured.sequences * context
     known = {**found, **given}
-    assumed = tuple(field.name for field in fields(EngineProfile) if field.name not in known)
+    names = [field.name for field in fields(EngineProfile) if field.name not in OF_PAIRS]
+    assumed = tuple(name for name in names if name not in known)
     try:
         profile = msgspec.convert(known, EngineProfile, strict=False)
     except msgspec.ValidationError as error:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from pointsman.domain.pairing import PairingOptions
 
-__all__ = ["EngineProfile"]
+__all__ = ["OF_PAIRS", "EngineProfile"]
 
 RANGES: dict[str, tuple[float, float]] = {
     "prefill_tokens_per_s": (1e-3, 1e9),
@@ -31,6 +31,9 @@ RANGES: dict[str, tuple[float, float]] = {
     "handoff_s": (0, 3600),
 }
 """What can be true of an engine, both ends included. More is a mistake, of units as a rule."""
+
+OF_PAIRS = frozenset(("kv_bytes_per_token", "transfer_bytes_per_s", "handoff_s"))
+"""What takes two engines, and is not measured of one."""
 
 
 class EngineProfile(Struct, frozen=True, kw_only=True):
