@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 
-from pointsman.domain.policy.prefix_aware import PrefixAware, cached_tokens
+from pointsman.domain.policy.prefix_aware import PrefixAware
 from pointsman.domain.policy.tokens import pending_loads
 from pointsman.domain.worker import Worker, load_of
 
@@ -112,9 +112,7 @@ class Pairing(PrefixAware):
 
     def _lacks(self, request: "InferenceRequest", worker: Worker) -> int:
         """Return how many tokens a worker would have to compute. The last one always is."""
-        matched = self.index.match(request.blocks, (worker,))
-        cached = cached_tokens(request, matched[0][1]) if matched else 0
-        return max(request.prompt_tokens - cached, 1)
+        return max(request.prompt_tokens - self._cached(request, worker), 1)
 
 
 def best_of(ways: Sequence[Way]) -> Way:

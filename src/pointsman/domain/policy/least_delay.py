@@ -294,10 +294,8 @@ class LeastDelay(PrefixAware):
 
     def placed(self, worker: "Worker", request: "InferenceRequest", now: float) -> Placement:
         """Count `request` as sent to `worker`, and believe from now on that its prompt is cached there."""
-        blocks = request.blocks
-        found = self.index.match(blocks, (worker,))
-        cached = cached_tokens(request, found[0][1]) if found else 0
-        self.index.insert(worker, blocks, now, request.block_tokens)
+        cached = self._cached(request, worker)
+        self.index.insert(worker, request.blocks, now, request.block_tokens)
         pace = self._paces.get(worker)
         if pace is None:
             pace = self._paces[worker] = _Pace(now, worker.cached_tokens)

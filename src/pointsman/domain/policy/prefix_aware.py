@@ -70,15 +70,18 @@ class PrefixAware:
         >>> [policy.placed(a, request, now).uncached_tokens for now in (1.0, 2.0)]
         [1100, 76]
         """
-        blocks = request.blocks
-        found = self.index.match(blocks, (worker,))
-        cached = cached_tokens(request, found[0][1]) if found else 0
-        self.index.insert(worker, blocks, now, request.block_tokens)
+        cached = self._cached(request, worker)
+        self.index.insert(worker, request.blocks, now, request.block_tokens)
         return Placement(worker, request.prompt_tokens, request.prompt_tokens - cached, now)
 
     def left(self, worker: "Worker") -> None:
         """Forget what a worker that is gone had cached."""
         self.index.purge(worker)
+
+    def _cached(self, request: "InferenceRequest", worker: "Worker") -> int:
+        """Return how many tokens of a prompt one worker has."""
+        found = self.index.match(request.blocks, (worker,))
+        return cached_tokens(request, found[0][1]) if found else 0
 
     def _cheapest(
         self,
