@@ -99,6 +99,24 @@ SURE_TOKENS = 100_000
 """How many tokens have to be believed to be cached before reports say how much of that is true."""
 
 
+class _Recent:
+    """A sum of what happened lately, the older the less."""
+
+    __slots__ = ("_at", "_sum")
+
+    def __init__(self, at: float = 0.0) -> None:
+        self._at = at
+        self._sum = 0.0
+
+    def add(self, amount: float, now: float) -> None:
+        self._sum = self.until(now) + amount
+        self._at = now
+
+    def until(self, now: float) -> float:
+        """Return the sum as it is at `now`."""
+        return self._sum * exp((self._at - now) / RECENT_S)
+
+
 class _Line:
     """A straight line through what was measured, the older the less: seconds until an answer by tokens to compute.
 
@@ -135,7 +153,6 @@ class _Pace:
         "judged",
         "line",
         "recent",
-        "recent_at",
         "reported",
         "reported_at",
         "speed",
@@ -146,9 +163,8 @@ class _Pace:
         self.line = _Line(KEPT)
         # Prompt tokens per second, 0 until that is known.
         self.speed = 0.0
-        # Tokens sent to it lately that it has to compute, as of `recent_at`.
-        self.recent = 0.0
-        self.recent_at = now
+        # Tokens sent to it that it has to compute.
+        self.recent = _Recent(now)
         # Tokens believed to be cached of prompts that began to be answered, as many of them as are judged by; those
         # reported, and the counter's last value.
         self.believed = 0.0
@@ -156,10 +172,6 @@ class _Pace:
         self.reported = 0.0
         self.reported_at = reported
         self.trust = 1.0
-
-    def lately(self, now: float) -> float:
-        """Return the tokens that were sent to it lately, the older the less."""
-        return self.recent * exp((self.recent_at - now) / RECENT_S)
 
 
 class _Placement(Placement):
@@ -194,7 +206,6 @@ class LeastDelay(PrefixAware):
 
     __slots__ = (
         "_arrived",
-        "_arrived_at",
         "_line",
         "_now",
         "_open",
@@ -218,13 +229,12 @@ class LeastDelay(PrefixAware):
         self._random = random
         self._target_s = ttft_target_s
         self._paces: dict[Worker, _Pace] = {}
-        self._now = -inf
+        self._now = 0.0
         # Of the fleet: its speed, requests in flight, and those that came lately.
         self._line = _Line(KEPT_BY_FLEET)
         self._speed = SPEED
         self._open = 0
-        self._arrived = 0.0
-        self._arrived_at = 0.0
+        self._arrived = _Recent()
 
     def pick(
         self,
@@ -300,11 +310,10 @@ class LeastDelay(PrefixAware):
         if pace is None:
             pace = self._paces[worker] = _Pace(now, worker.cached_tokens)
         uncached = request.prompt_tokens - round(pace.trust * cached)
-        pace.recent = pace.lately(now) + uncached
-        pace.recent_at = now
+        pace.recent.add(uncached, now)
         _compare(pace, worker.cached_tokens)
-        self._arrived = self._lately(now) + 1.0
-        self._arrived_at = self._now = now
+        self._arrived.add(1.0, now)
+        self._now = now
         self._open += 1
         # The first byte of an answer that comes whole says nothing of its prompt.
         heard = self._heard if request.stream else None
@@ -335,15 +344,10 @@ class LeastDelay(PrefixAware):
     def _ended(self) -> None:
         self._open -= 1
 
-    def _lately(self, now: float) -> float:
-        """Return the requests that came lately, the older the less."""
-        return self._arrived * exp((self._arrived_at - now) / RECENT_S)
-
     def _answer_s(self) -> float:
         """Return how long requests are here, on average, in seconds."""
-        if not self._arrived:
-            return ANSWER_S
-        return min(self._open * RECENT_S / self._arrived, ANSWER_MAX_S)
+        arrived = self._arrived.until(self._now)
+        return min(self._open * RECENT_S / arrived, ANSWER_MAX_S) if arrived else ANSWER_S
 
     def _looked_at(
         self, workers: "tuple[Worker, ...]", request: "InferenceRequest"
@@ -397,7 +401,7 @@ class LeastDelay(PrefixAware):
             if pace is not None:
                 have = tokens * pace.trust
                 speed = pace.speed or speed
-                lately = pace.recent * exp((pace.recent_at - now) / RECENT_S)
+                lately = pace.recent.until(now)
             wait_s = pending / speed
             own_s = (prompt - have) / speed
             if wait_s + own_s < soonest:
