@@ -107,8 +107,7 @@ class Vllm:
         found = samples(text, NAMES)
         missing = [name for name in (RUNNING, WAITING) if name not in found]
         usage = fullest(sample.value for sample in _first(found, USAGE))
-        blocks, tokens = _sizes(found.get(CACHE, ()))
-        sizes = _counts(found.get(CACHE, ()), "block_size")
+        blocks, tokens, block_tokens = _sizes(found.get(CACHE, ()))
         unread = f"metrics: no {' and no '.join(missing)}" if missing else ""
         return Reading(
             ready,
@@ -119,7 +118,7 @@ class Vllm:
             waiting=total(found.get(WAITING, ())),
             kv_usage=usage,
             kv_total_blocks=blocks,
-            block_tokens=min(sizes, default=None),
+            block_tokens=block_tokens,
             kv_free_blocks=free_of(blocks, usage),
             kv_tokens=tokens,
             lora_slots=_lora_slots(found.get(LORA, ())),
@@ -183,25 +182,21 @@ def _first(found: Mapping[str, list[Sample]], names: Iterable[str]) -> list[Samp
     return next((found[name] for name in names if name in found), [])
 
 
-def _sizes(found: Iterable[Sample]) -> tuple[int | None, int | None]:
-    """Return how many blocks there are, and the tokens in them, each None where it is unknown."""
+def _sizes(found: Iterable[Sample]) -> tuple[int | None, int | None, int | None]:
+    """Return how many blocks there are, the tokens in them, and those in one, the least; None for what is unknown."""
     labels = [sample.labels for sample in found]
     sizes = [
-        (blocks, count_of(each.get("block_size", "")))
+        (count_of(each.get("num_gpu_blocks", "")), count_of(each.get("block_size", "")))
         for each in labels
-        if (blocks := count_of(each.get("num_gpu_blocks", ""))) is not None
     ]
-    if not sizes:
-        return None, None
-    tokens = [blocks * size for blocks, size in sizes if size is not None]
+    each_has = min((size for _, size in sizes if size is not None), default=None)
+    counted = [(blocks, size) for blocks, size in sizes if blocks is not None]
+    if not counted:
+        return None, None, each_has
+    tokens = [blocks * size for blocks, size in counted if size is not None]
     # Without the size of one rank's blocks the sum would be that of the others.
-    whole = len(tokens) == len(sizes)
-    return sum([blocks for blocks, _ in sizes]), sum(tokens) if whole else None
-
-
-def _counts(found: Iterable[Sample], label: str) -> list[int]:
-    counts = [count_of(sample.labels.get(label, "")) for sample in found]
-    return [count for count in counts if count is not None]
+    whole = len(tokens) == len(counted)
+    return sum([blocks for blocks, _ in counted]), sum(tokens) if whole else None, each_has
 
 
 def _lora_slots(found: Iterable[Sample]) -> int | None:
