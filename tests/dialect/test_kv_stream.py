@@ -293,6 +293,15 @@ def test_a_gap_is_filled_by_a_replay() -> None:
     assert (made.tally.gaps, made.tally.lost, made.tally.restarts) == (2, 0, 0)
 
 
+def test_what_waited_for_a_replay_is_not_done_again_where_the_replay_had_it() -> None:
+    made, told = stream(replays=True)
+    replay(made, LIFE[0])
+    made.take(LIFE[2])
+    # Meanwhile its block has gone.
+    replay(made, *LIFE[:3], message(3, remove(2)))
+    assert (told.blocks, made.last) == (known(0, 1), 3)
+
+
 def test_a_gap_that_a_replay_cannot_fill_forgets_everything() -> None:
     made, told = stream(replays=True)
     replay(made, LIFE[0])

@@ -4,7 +4,7 @@ from math import exp, inf
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pointsman.domain.ledger import Lease
@@ -24,6 +24,7 @@ from pointsman.domain.policy.least_delay import (
     WORK,
     LeastDelay,
 )
+from pointsman.domain.policy.tokens import QUEUED_TOKENS
 from pointsman.domain.prefix_index import PrefixIndex
 from pointsman.domain.request import InferenceRequest
 from pointsman.domain.worker import Worker, load_of
@@ -72,6 +73,8 @@ def test_it_keeps_the_contract_of_policies() -> None:
     st.integers(1, 30_000),
     st.sampled_from((0.5, 2.0, inf)),
 )
+# The first is late, though not for what it waits.
+@example([(0, 11_000), (0, 0)], 9000, 2.0)
 def test_the_scores_are_the_formula(
     states: list[tuple[int, int]], prompt: int, target_s: float
 ) -> None:
@@ -91,6 +94,18 @@ def test_the_scores_are_the_formula(
     picked, reason = one.pick(workers, load_of, of(tokens=prompt))
     assert expected[workers.index(picked)] == pytest.approx(min(expected))
     assert reason == "load"
+
+
+def test_b09_what_others_have_waiting_there_is_waited_for() -> None:
+    one, (a, b) = policy(), fleet()
+    a.in_flight, a.queue_depth = 1, 4
+    b.in_flight, b.pending_tokens = 1, 3 * QUEUED_TOKENS
+    first, second = scores(one, (a, b), of(tokens=500))
+    assert first == second
+    # Its own are not counted twice.
+    a.queue_depth = 1
+    expected = second - 3 * QUEUED_TOKENS / START
+    assert scores(one, (a, b), of(tokens=500))[0] == pytest.approx(expected)
 
 
 def test_who_has_the_prompt_computes_less_and_is_affinity_if_that_decides() -> None:
@@ -183,11 +198,11 @@ def test_a_speed_is_of_all_that_was_to_be_computed_before_the_answer() -> None:
     for at in range(0, 300, 3):
         first = one.placed(a, of(tokens=8000), float(at))
         second = one.placed(a, of(tokens=4000), float(at))
-        first.began(at + 1.0)
-        second.began(at + 1.5)
+        first.began(at + 2.0)
+        second.began(at + 3.0)
         first.ended()
         second.ended()
-    assert one._paces[a].speed == pytest.approx(8000)
+    assert one._paces[a].speed == one._speed == pytest.approx(4000)
 
 
 def test_an_answer_that_comes_whole_says_nothing_of_its_prompt() -> None:
@@ -227,7 +242,10 @@ def test_k05_a_worker_that_does_not_find_what_it_should_have_is_believed_less() 
     assert one.placed(b, of(*blocks), 1.0).uncached_tokens == 0
 
 
-def test_k05_what_has_not_begun_is_not_missed_and_neither_is_what_was_not_told_yet() -> None:
+@pytest.mark.parametrize("late", [0, 10])
+def test_k05_what_has_not_begun_is_not_missed_and_neither_is_what_was_not_told_yet(
+    late: int,
+) -> None:
     one, (a,) = policy(), fleet(1, cached_tokens=0)
     blocks = tuple(range(40))
     cached = 40 * BLOCK
@@ -235,10 +253,10 @@ def test_k05_what_has_not_begun_is_not_missed_and_neither_is_what_was_not_told_y
     for number in range(60):
         waiting.append(one.placed(a, of(*blocks), 0.0))
         if number >= 20:
-            # A queue of twenty; and what the worker found is told after every tenth only.
+            # A queue of twenty; and what the worker found is told after every tenth only, or after the one after it.
             waiting.pop(0).began(0.1)
             if number % 10 == 0:
-                a.cached_tokens = (number - 19) * cached
+                a.cached_tokens = max(number - 19 - late, 0) * cached
     assert one._paces[a].judged > SURE_TOKENS
     assert one._paces[a].trust == 1.0
 
@@ -292,6 +310,17 @@ def test_in_a_large_fleet_some_of_those_that_have_most_and_some_others_are_looke
     assert not others & set(workers[490:])
 
 
+def test_in_a_large_fleet_the_row_that_is_looked_at_goes_round_the_end() -> None:
+    class Highest:
+        def random(self) -> float:
+            return 0.999
+
+    one, workers = LeastDelay(PrefixIndex(1024, 60.0), Highest()), fleet(40)
+    for worker in workers[1:]:
+        worker.in_flight = 1
+    assert one.pick(workers, load_of, of(1)) == (workers[0], "load")
+
+
 def test_in_a_large_fleet_what_everybody_has_is_nobodys_gain() -> None:
     one, workers = policy(), fleet(60)
     for worker in workers:
@@ -300,6 +329,7 @@ def test_in_a_large_fleet_what_everybody_has_is_nobodys_gain() -> None:
         worker.in_flight = 20
     found = {one.pick(workers, load_of, of(1, 2)) for _ in range(200)}
     assert (workers[-1], "affinity") in found
+    assert {reason for _, reason in found} == {"affinity"}
     considered = one.consider(workers, load_of, of(1, 2))
     assert considered.pick is None
     assert "drawn at random" in considered.rule

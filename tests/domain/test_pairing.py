@@ -99,6 +99,8 @@ def test_what_the_decode_worker_has_cached_is_not_handed_off() -> None:
     assert fleet.route(1000, blocks=blocks).prefill is fleet["p"]
     fleet.index.insert(fleet["d"], blocks[:9], 0.0)
     assert fleet.route(1000, blocks=blocks).prefill is None
+    # Nor is that which is there sent again.
+    assert fleet.ways(1000, blocks)[1] == ("d", "p", 1.0 + 0.1 + 0.01)
     # All of it is there, and yet its last token has to be computed.
     fleet.index.insert(fleet["d"], blocks, 0.0)
     assert fleet.ways(1000, blocks)[0] == ("d", "", 0.002)

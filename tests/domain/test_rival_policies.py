@@ -173,6 +173,10 @@ def test_cache_aware_takes_the_deepest_match_and_of_these_the_least_loaded() -> 
     assert policy.pick(workers, load_of, of(1, 2, 3, 4)) == (c, "affinity")
     # 1 of 4 blocks is not more than 0.3.
     assert policy.pick(workers, load_of, of(1, 7, 8, 9)) == (a, "load")
+    # As much as the threshold is not above it.
+    policy._threshold = 0.25
+    assert policy.pick(workers, load_of, of(1, 7, 8, 9)) == (a, "load")
+    assert policy.pick(workers, load_of, of(1, 7, 8))[1] == "affinity"
 
 
 def test_cache_aware_is_imbalanced_by_both_bounds_only() -> None:
@@ -247,6 +251,18 @@ def test_sticky_until_saturated_compares_the_best_with_the_best() -> None:
     assert policy.pick(workers, load_of, of(1)) == (d, "load")
     d.pending_tokens = 1
     assert policy.pick(workers, load_of, of(1)) == (c, "affinity")
+
+
+def test_sticky_until_saturated_stays_with_whoever_has_enough_and_not_the_most() -> None:
+    policy, workers = StickyUntilSaturated(index()), fleet("abc")
+    a, b, c = workers
+    cache(policy, b, 1, 2, 3, 4, 5)
+    cache(policy, c, 1, 2, 3, 4)
+    b.pending_tokens, c.pending_tokens = 300_000, 9000
+    # Who has all of it is saturated, and who has 4 of 5 blocks is not.
+    assert policy.pick(workers, load_of, of(1, 2, 3, 4, 5)) == (c, "affinity")
+    c.pending_tokens = 300_000
+    assert policy.pick(workers, load_of, of(1, 2, 3, 4, 5)) == (a, "load")
 
 
 # least_tokens

@@ -110,8 +110,10 @@ def test_an_engine_that_runs_one_at_a_time_has_a_base_alone() -> None:
 
 
 def test_without_longer_sequences_what_they_cost_is_not_guessed() -> None:
-    steps = [DecodeSample(k, k * 50 + k * k, 0.01 + 0.001 * k) for k in (1, 2, 4)]
+    steps = [DecodeSample(k, k * 50 + k * k, 0.01 + 0.001 * k + 1e-5 * k * k) for k in (1, 2, 4)]
     assert fit_decoding(steps).decode_context_s == 0
+    steps.append(DecodeSample(1, 102, 0.01152))
+    assert fit_decoding(steps).decode_context_s == pytest.approx(1e-5)
 
 
 @pytest.mark.parametrize(

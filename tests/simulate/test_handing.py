@@ -1,10 +1,14 @@
 """Simulated hand-offs: what each worker does, how long it takes, and what becomes of a hand-off that fails."""
 
+from collections.abc import Callable
 from math import isnan
 from random import Random
 
 import pytest
 
+from pointsman.domain.policy.kv_cost import KvCost
+from pointsman.domain.request import InferenceRequest
+from pointsman.domain.worker import Worker
 from pointsman.simulate.outcome import Outcome
 from pointsman.simulate.profile import EngineProfile
 from pointsman.simulate.run import Failure, Scenario, simulate
@@ -58,6 +62,44 @@ def test_one_prompt_is_pushed_after_the_other() -> None:
     # Both are computed in one step, but the wire takes two seconds for each.
     first, second = sorted(outcome.ttft)
     assert second - first == pytest.approx(2.0 + slow.handoff_s, abs=0.02)
+
+
+def test_a_prefill_worker_is_free_again_when_it_has_pushed() -> None:
+    outcome = run(one(3), prefill_workers=2)
+    assert list(outcome.prefill) == [0, 0, 0]
+
+
+def test_a_prefill_worker_that_comes_back_has_nothing_to_push() -> None:
+    slow = EngineProfile(transfer_bytes_per_s=131_072 * 800)
+    outcome = run(one(2), profile=slow, failures=(Failure(0, 1.5, 2.0),))
+    # The push of the first one, of ten seconds, ended with it.
+    assert outcome.failed(0)
+    assert outcome.ttft[1] == pytest.approx(1.0 + slow.transfer_s(8000) + 0.006)
+
+
+def test_what_a_prefill_worker_computes_does_not_wait_at_the_decode_worker() -> None:
+    pending: list[tuple[int, ...]] = []
+
+    class Asking(KvCost):
+        def pick(
+            self,
+            workers: tuple[Worker, ...],
+            load: Callable[[Worker], int],
+            request: InferenceRequest,
+        ) -> tuple[Worker, str]:
+            pending.append(tuple(worker.pending_tokens for worker in workers))
+            return super().pick(workers, load, request)
+
+    simulate(
+        Scenario(
+            workload=one(2, gap_s=0.1),
+            policy=lambda options, random: Asking(options.index()),
+            workers=0,
+            prefill_workers=1,
+            decode_workers=1,
+        )
+    )
+    assert pending == [(0,), (0,)]
 
 
 def test_a_decode_worker_takes_a_prompt_when_it_has_room() -> None:

@@ -4,6 +4,7 @@ from math import inf, isnan, nan
 
 import pytest
 
+from pointsman.domain.worker import Role
 from pointsman.simulate.knee import DOUBLINGS, find_knee
 from pointsman.simulate.measures import (
     Mean,
@@ -69,6 +70,26 @@ def test_the_first_part_of_a_run_can_be_left_out() -> None:
     seen = measure(made, level, skip=0.2)
     assert (seen.requests, seen.good, seen.ttft_p99) == (9, 1.0, 1.0)
     assert seen.goodput == pytest.approx(9 / 8)
+
+
+def test_what_is_left_out_counts_nowhere() -> None:
+    made = outcome(*[(float(at), 1.0, nan, nan if at == 1 else 2.0) for at in range(11)])
+    for index in range(2):
+        made.cached[index], made.attempts[index], made.prefill[index] = 100, 3, 0
+    seen = measure(made, ServiceLevel(), skip=0.2)
+    assert (seen.requests, seen.failed, seen.good) == (9, 0, 1.0)
+    assert (seen.hit_rate, seen.migrations, seen.handed_off) == (0.0, 0, 0.0)
+
+
+def test_workers_are_compared_with_those_of_their_role() -> None:
+    made = outcome((0.0, 1.0, nan, 2.0), (1.0, 1.0, nan, 3.0), busy=(1.0, 3.0, 1.0))
+    for worker, role in zip(made.workers, (Role.PREFILL, Role.DECODE, Role.DECODE), strict=True):
+        worker.role = role
+    # The first request was handed off by the first worker.
+    made.prefill[0] = 0
+    seen = measure(made, ServiceLevel())
+    assert (seen.imbalance, seen.variation, seen.handed_off) == (1.5, 0.5, 0.5)
+    assert (seen.prefill_busy, seen.decode_busy) == (0.25, 0.5)
 
 
 def test_nothing_is_no_figure() -> None:

@@ -1,5 +1,6 @@
 """A recorded run: every policy that recorded it decides the same again, and what comes in is what was asked."""
 
+from collections.abc import Callable
 from heapq import heappop, heappush
 from pathlib import Path
 from random import Random
@@ -7,12 +8,15 @@ from random import Random
 import pytest
 
 from pointsman.domain.ledger import Lease
+from pointsman.domain.placement import Placement
 from pointsman.domain.policy import POLICIES, Policy, PolicyOptions, make_policy
+from pointsman.domain.policy.least_outstanding import LeastOutstanding
 from pointsman.domain.recorded import RecordedPick, RecordedRequest, RecordedWorker, write_line
 from pointsman.domain.registry import Registry, WorkerReport
 from pointsman.domain.request import InferenceRequest
 from pointsman.domain.router import Router
 from pointsman.domain.routes import RouteTable
+from pointsman.domain.worker import Worker
 from pointsman.flow.exchange import Attempt, Exchange
 from pointsman.observe.recording import Recording
 from pointsman.simulate.recorded import RecordedTraffic, read_recording, replay
@@ -199,3 +203,64 @@ def test_a_pick_whose_loads_are_not_known_counts_and_is_not_judged() -> None:
     ]
     again = list(replay(read_recording(lines), made("least_outstanding")))
     assert [(each.worker, each.same) for each in again] == [("b", False), ("b", False)]
+
+
+class Noting(LeastOutstanding):
+    """A policy that notes what it is told, and what was in flight when it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.placements: list[Placement] = []
+        self.heard: list[float] = []
+        self.in_flight: list[int] = []
+
+    def pick(
+        self,
+        workers: tuple[Worker, ...],
+        load: Callable[[Worker], int],
+        request: InferenceRequest,
+    ) -> tuple[Worker, str]:
+        self.in_flight.append(sum(worker.in_flight for worker in workers))
+        return super().pick(workers, load, request)
+
+    def placed(self, worker: Worker, request: InferenceRequest, now: float) -> Placement:
+        self.placements.append(
+            Placement(worker, 10, 10, now, lambda placement, at: self.heard.append(at))
+        )
+        return self.placements[-1]
+
+
+def noted(*requests: RecordedRequest) -> Noting:
+    policy = Noting()
+    for _ in replay(read_recording(map(write_line, requests)), policy):
+        pass
+    return policy
+
+
+def to(worker: str, at: float, over: float, *loads: int) -> RecordedPick:
+    """Return a pick of one of two workers, by whatever policy."""
+    return RecordedPick(
+        at=at, over=over, worker=worker, reason="load", candidates=("a", "b"), loads=loads
+    )
+
+
+def test_a_policy_is_told_where_requests_went_and_not_where_it_would_have_sent_them() -> None:
+    policy = noted(request(picks=(to("b", 1.0, 3.0, 0, 5),)))
+    (placement,) = policy.placements
+    assert (placement.worker.id, placement.worker.active_tokens) == ("b", 0)
+
+
+def test_only_an_answer_that_stands_has_begun() -> None:
+    failed, stood = to("a", 1.0, 2.0, 0, 0), to("b", 2.0, 3.0, 0, 0)
+    assert noted(request(began=2.5, picks=(failed, stood))).heard == [2.5]
+    assert noted(request(began=2.5, status=503, picks=(failed, stood))).heard == []
+
+
+def test_who_is_over_at_the_moment_of_a_pick_is_over_before_it() -> None:
+    first, second = to("a", 1.0, 3.0, 0, 0), to("b", 3.0, 4.0, 0, 0)
+    assert noted(request(picks=(first,)), request(picks=(second,))).in_flight == [0, 0]
+
+
+def test_the_first_of_a_workload_comes_at_once() -> None:
+    lines = [write_line(request(started=at)) for at in (70.0, 75.0)]
+    assert [each.at for each in RecordedTraffic(read_recording(lines), speed=2.0)] == [0.0, 2.5]

@@ -6,6 +6,7 @@ from math import isnan
 import pytest
 
 from pointsman.domain.policy.least_outstanding import LeastOutstanding
+from pointsman.domain.policy.least_tokens import LeastTokens
 from pointsman.domain.request import InferenceRequest
 from pointsman.domain.worker import Worker
 from pointsman.simulate.outcome import Outcome
@@ -164,6 +165,8 @@ def test_a_worker_that_comes_back_has_nothing_cached_and_is_another_one() -> Non
     assert sorted(worker.incarnation for worker in watch.policies[0].seen) == [1, 2]
     assert outcome.workers[0].computed_tokens == 2 * 801
     assert outcome.workers[0].requests == 4
+    # Its first life counts as well as its second: each computes 800 tokens, and the last one of them again.
+    assert outcome.workers[0].busy_s == pytest.approx(2 * (0.1 + 0.006))
 
 
 def test_a_request_that_no_engine_has_room_for_is_refused() -> None:
@@ -212,14 +215,18 @@ def test_gateways_see_each_others_load_in_heartbeats_alone() -> None:
         assert len(policy.seen) == 2
 
 
-def test_a_heartbeat_tells_how_full_the_cache_is_without_what_nobody_uses() -> None:
+def test_a_heartbeat_tells_how_full_the_cache_is_without_what_nobody_uses_and_what_was_found_there() -> (
+    None
+):
     used: list[float] = []
+    found: list[int] = []
 
     class Asking(LeastOutstanding):
         def pick(
             self, workers: tuple[Worker, ...], load: Load, request: InferenceRequest
         ) -> tuple[Worker, str]:
             used.append(workers[0].kv_usage)
+            found.append(workers[0].cached_tokens)
             return super().pick(workers, load, request)
 
     blocks = tuple(range(62))
@@ -230,7 +237,8 @@ def test_a_heartbeat_tells_how_full_the_cache_is_without_what_nobody_uses() -> N
                 [
                     Arrival(0.0, blocks, 1000, 1900),
                     Arrival(6.0, (), 10, 1),
-                    Arrival(30.0, (), 10, 1),
+                    Arrival(30.0, blocks, 1000, 1),
+                    Arrival(40.0, (), 10, 1),
                 ]
             ),
             policy=lambda options, random: Asking(),
@@ -242,6 +250,29 @@ def test_a_heartbeat_tells_how_full_the_cache_is_without_what_nobody_uses() -> N
     # The heartbeat of some moment in the last 2 s said it: the prompt, and a token more each 6.35 ms.
     assert 0.25 + 590 / 4000 < used[1] < 0.25 + 950 / 4000
     assert used[2] == 0.0
+    # And what of prompts it had, which is all of that one but its end.
+    assert found == [0, 0, 0, 62 * 16]
+
+
+def test_a_prompt_waits_at_its_worker_until_its_answer_begins() -> None:
+    pending: list[int] = []
+
+    class Asking(LeastTokens):
+        def pick(
+            self, workers: tuple[Worker, ...], load: Load, request: InferenceRequest
+        ) -> tuple[Worker, str]:
+            pending.append(workers[0].pending_tokens)
+            return super().pick(workers, load, request)
+
+    # A prompt of 800 tokens is computed after 0.1 s, and the answer is 0.6 s long.
+    simulate(
+        Scenario(
+            workload=Listed([Arrival(at, (), 800, 100) for at in (0.0, 0.05, 0.5)]),
+            policy=lambda options, random: Asking(),
+            workers=1,
+        )
+    )
+    assert pending == [0, 800, 0]
 
 
 def test_a_heartbeat_that_is_late_tells_what_was() -> None:
