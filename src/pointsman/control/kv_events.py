@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from pointsman.control.per_worker import PerWorker
 from pointsman.dialect.kv_events import (
     MalformedEvents,
     read_message,
@@ -80,7 +81,6 @@ class KvEvents:
         sleep: Callable[[float], Coroutine[Any, Any, object]] = asyncio.sleep,
         on_fault: Callable[[], None] = lambda: None,
     ) -> None:
-        self._registry = registry
         self.index = index
         self.block_bytes = block_bytes
         self.now = now
@@ -88,26 +88,17 @@ class KvEvents:
         self.sleep = sleep
         self.tally = Tally()
         self._on_fault = on_fault
-        self._followed: dict[Worker, _Followed] = {}
+        # The index forgets a worker that leaves by itself, and must not hear of it again.
+        self._followed = PerWorker(registry, self._begin, lambda followed: followed.tasks)
         self._context: zmq.asyncio.Context | None = None
 
     def start(self) -> None:
         """Follow from now on whoever is there and whoever joins. Waits for nobody."""
-        self._registry.on_join.append(self._joined)
-        self._registry.on_leave.append(self._left)
-        for worker in self._registry.snapshot():
-            self._joined(worker)
+        self._followed.start()
 
     async def stop(self) -> None:
         """Follow nobody any more."""
-        self._registry.on_join.remove(self._joined)
-        self._registry.on_leave.remove(self._left)
-        tasks = [task for each in self._followed.values() for task in each.tasks]
-        self._followed.clear()
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await self._followed.stop()
         if self._context is not None:
             self._context.destroy(linger=0)
 
@@ -137,16 +128,8 @@ class KvEvents:
         logger.exception("the KV events of worker %s failed; they are read anew", worker.id)
         self._on_fault()
 
-    def _joined(self, worker: Worker) -> None:
-        if worker.kv_events:
-            self._followed[worker] = _Followed(self, worker)
-
-    def _left(self, worker: Worker) -> None:
-        # The index forgets a worker that leaves by itself, and must not hear of it again.
-        followed = self._followed.pop(worker, None)
-        if followed is not None:
-            for task in followed.tasks:
-                task.cancel()
+    def _begin(self, worker: Worker) -> "_Followed | None":
+        return _Followed(self, worker) if worker.kv_events else None
 
 
 class _Followed:

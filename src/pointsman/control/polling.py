@@ -12,6 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any, Protocol
 
+from pointsman.control.per_worker import PerWorker
 from pointsman.control.rounds import Rounds
 from pointsman.dialect.engines import DIALECTS, Dialect, Probed
 from pointsman.domain.observation import Observation
@@ -63,6 +64,7 @@ class Poller:
         dialects: Mapping[str, Dialect] = DIALECTS,
     ) -> None:
         self._registry = registry
+        self._polled = PerWorker(registry, self._begin, lambda task: (task,))
         self._ask = ask
         self._now = now
         self._sleep = sleep
@@ -72,34 +74,19 @@ class Poller:
         self._on_change = on_change
         self._on_fault = on_fault
         self._dialects = dialects
-        self._tasks: dict[Worker, asyncio.Task[None]] = {}
 
     def start(self) -> None:
         """Poll from now on whoever is there and whoever joins. Waits for nobody."""
-        self._registry.on_join.append(self._joined)
-        self._registry.on_leave.append(self._left)
-        for worker in self._registry.snapshot():
-            self._joined(worker)
+        self._polled.start()
 
     async def stop(self) -> None:
         """Poll nobody any more."""
-        self._registry.on_join.remove(self._joined)
-        self._registry.on_leave.remove(self._left)
-        tasks = list(self._tasks.values())
-        self._tasks.clear()
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await self._polled.stop()
 
-    def _joined(self, worker: Worker) -> None:
-        if worker.polled:
-            task = asyncio.get_running_loop().create_task(self._poll(worker))
-            self._tasks[worker] = task
-
-    def _left(self, worker: Worker) -> None:
-        if task := self._tasks.pop(worker, None):
-            task.cancel()
+    def _begin(self, worker: Worker) -> asyncio.Task[None] | None:
+        if not worker.polled:
+            return None
+        return asyncio.get_running_loop().create_task(self._poll(worker))
 
     async def _poll(self, worker: Worker) -> None:
         rounds = Rounds(
@@ -150,7 +137,7 @@ class Poller:
                 task.cancel()
 
     async def _probe_one(self, worker: Worker, path: str) -> Probed:
-        if worker not in self._tasks:  # It left between the decision to ask and this moment.
+        if worker not in self._polled:  # It left between the decision to ask and this moment.
             return Probed(0, error="it left")
         try:
             return await self._ask(worker, path, worker.poll_timeout_s)
