@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pointsman.cli_input import checked_key, key_option
 from pointsman.cli_output import output
 from pointsman.domain.scores import SCORES
 
@@ -60,14 +61,7 @@ def sweep_command(
     large_url: Annotated[
         str | None, typer.Option(help="Where the large model is served. [default: --url]")
     ] = None,
-    key: Annotated[
-        str,
-        typer.Option(
-            envvar="POINTSMAN_KEY",
-            show_default=False,
-            help="An API key. Other users of this machine can see it here, not in the environment.",
-        ),
-    ] = "",
+    key: Annotated[str, key_option("An API key.")] = "",
     large_key: Annotated[
         str | None,
         typer.Option(
@@ -173,8 +167,8 @@ def sweep_command(
         # A key is for the server that it was given for.
         other_key = large_key or (key if large_url is None else "")
         models = (
-            Model(small, url, _printable(key), with_logprobs=True),
-            Model(large, large_url or url, _printable(other_key), with_logprobs=False),
+            Model(small, url, checked_key(key), with_logprobs=True),
+            Model(large, large_url or url, checked_key(other_key), with_logprobs=False),
         )
         with Kept(answers) as kept:
             found = ask_both(
@@ -273,10 +267,3 @@ def _say_what_is_missing(small: str, large: str, found: "tuple[Answers, Answers]
             typer.echo(f"{name}: {answers.reused} answers were kept from before", err=True)
         for reason, count in answers.failures.most_common():
             typer.echo(f"{name}: {count} without an answer: {reason}", err=True)
-
-
-def _printable(key: str) -> str:
-    key = key.strip()
-    if not (key.isascii() and key.isprintable()):
-        raise typer.BadParameter("the key has characters that no key has")
-    return key

@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 import typer
 
+from pointsman.cli_input import checked_key, key_option
 from pointsman.cli_output import output
 
 if TYPE_CHECKING:
@@ -221,14 +222,7 @@ def _options(
     url: Annotated[
         str, typer.Option(envvar="POINTSMAN_URL", help="Where the gateway's API listens.")
     ] = "http://127.0.0.1:8080",
-    key: Annotated[
-        str,
-        typer.Option(
-            envvar="POINTSMAN_KEY",
-            show_default=False,
-            help="A key with the scope admin. Other users of this machine can see it here, not in the environment.",
-        ),
-    ] = "",
+    key: Annotated[str, key_option("A key with the scope admin.")] = "",
     cacert: Annotated[
         Path | None, typer.Option(help="Whom to trust with https, as PEM.", dir_okay=False)
     ] = None,
@@ -275,9 +269,7 @@ def _connected(
 ) -> Iterator[Session]:
     if not url.startswith(("http://", "https://")):
         raise typer.BadParameter("--url must begin with http:// or https://")
-    key = key.strip()
-    if not (key.isascii() and key.isprintable()):
-        raise typer.BadParameter("the key has characters that no key has")
+    key = checked_key(key)
     from pointsman.remote.client import AdminClient, RemoteError, trust
 
     console = output()

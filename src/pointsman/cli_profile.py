@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pointsman.cli_input import checked_key, key_option
+
 if TYPE_CHECKING:
     from pointsman.measure.profiling import Profiled
 
@@ -28,14 +30,7 @@ def profile_command(
         Path | None,
         typer.Option("--out", "-o", dir_okay=False, help="FILE.toml. [default: stdout]"),
     ] = None,
-    key: Annotated[
-        str,
-        typer.Option(
-            envvar="POINTSMAN_KEY",
-            show_default=False,
-            help="An API key. Other users of this machine can see it here, not in the environment.",
-        ),
-    ] = "",
+    key: Annotated[str, key_option("An API key.")] = "",
     engine: Annotated[
         str, typer.Option(help="What the engine is, for the file. [default: its dialect]")
     ] = "",
@@ -54,6 +49,7 @@ def profile_command(
     timeout: Annotated[float, typer.Option(min=1, help="Seconds for one answer.")] = 300.0,
 ) -> None:
     """Measure an engine, and write its profile for `pointsman simulate --profile`."""
+    key = checked_key(key)
     from pointsman.measure.asking import MeasureError
     from pointsman.measure.profiling import profile_engine, written
     from pointsman.simulate.sources import profile_keys

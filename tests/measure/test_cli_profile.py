@@ -119,6 +119,14 @@ def test_what_is_wrong_is_told_in_a_line(arguments: list[str], error: str, url: 
     assert (result.exit_code, result.stderr) == (1, f"pointsman: {error}\n")
 
 
+@pytest.mark.parametrize("key", ["s\u00e9cret", "se\ncret"])
+def test_a_key_that_is_none_is_wrong_usage_and_not_repeated(key: str, url: str) -> None:
+    result = ran("--model", "m", "--url", url, "--key", key)
+    assert result.exit_code == 2
+    assert "the key has characters that no key has" in result.stderr
+    assert "cret" not in result.stderr
+
+
 def test_an_engine_that_is_not_there_is_told() -> None:
     result = ran("--model", "m", "--url", "http://127.0.0.1:1")
     assert result.exit_code == 1 and "/v1/models: " in result.stderr
