@@ -9,6 +9,7 @@ Source: least_load of SMG, with its defaults (2,000 tokens/s, 0.15 s). Theirs as
 tokens they have; here they are counted as they are sent, so nothing is late.
 """
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
@@ -16,7 +17,7 @@ from pointsman.domain.placement import Placement
 from pointsman.domain.policy.consideration import Consideration
 from pointsman.domain.policy.least_outstanding import LeastOutstanding
 from pointsman.domain.policy.prefix_aware import ties_of
-from pointsman.domain.policy.tokens import lightest, others_tokens
+from pointsman.domain.policy.tokens import others_tokens
 
 if TYPE_CHECKING:
     from pointsman.domain.request import InferenceRequest
@@ -72,8 +73,26 @@ class LeastTokens:
         >>> LeastTokens().pick((a, b), load_of, InferenceRequest("m", "r1"))
         (<Worker b unified m routable load 3>, 'load')
         """
-        _, equals = lightest(workers, self._costs(workers))
-        return self._least.pick(equals, load, request) if len(equals) > 1 else (equals[0], "load")
+        scale = PRESSURE_S * self._tokens_per_s
+        least = math.inf
+        equals: list[Worker] = []
+        for worker in workers:
+            # What it costs with an empty cache and without others' requests, so at least: most need not be looked at.
+            cost = worker.active_tokens + scale
+            if cost > least:
+                continue
+            if worker.kv_usage > 0.0 or worker.queue_depth > worker.in_flight:
+                cost = self._cost(worker)
+            if cost < least:
+                least = cost
+                equals = [worker]
+            elif cost == least:
+                equals.append(worker)
+        if len(equals) == 1:
+            return equals[0], "load"
+        # The very tuple of the fleet stands for what is known of it.
+        tied = workers if len(equals) == len(workers) else tuple(equals)
+        return self._least.pick(tied, load, request)
 
     def consider(
         self,
@@ -95,21 +114,15 @@ class LeastTokens:
         return Consideration(
             pick=pick,
             reason=reason,
-            scores=tuple([cost / self._tokens_per_s - PRESSURE_S for cost in self._costs(workers)]),
+            scores=tuple([self._cost(each) / self._tokens_per_s - PRESSURE_S for each in workers]),
             notes=("",) * len(workers),
             rule=f"the fewest seconds of work win; {ties_of(self._rank)}",
         )
 
-    def _costs(self, workers: "tuple[Worker, ...]") -> list[float]:
-        # In tokens, and all too high by `scale`: k / (1 - k) is 1 / (1 - k) - 1, which saves a subtraction for each.
-        scale = PRESSURE_S * self._tokens_per_s
-        full = scale / (1.0 - FULL)
-        return [
-            (
-                worker.active_tokens
-                if worker.queue_depth <= worker.in_flight
-                else worker.active_tokens + others_tokens(worker)
-            )
-            + (scale if (k := worker.kv_usage) <= 0.0 else scale / (1.0 - k) if k < FULL else full)
-            for worker in workers
-        ]
+    def _cost(self, worker: "Worker") -> float:
+        """Return the score in tokens, too high by `PRESSURE_S`: k / (1 - k) is 1 / (1 - k) - 1."""
+        tokens = worker.active_tokens
+        if worker.queue_depth > worker.in_flight:
+            tokens += others_tokens(worker)
+        usage = min(max(worker.kv_usage, 0.0), FULL)
+        return tokens + PRESSURE_S * self._tokens_per_s / (1.0 - usage)
