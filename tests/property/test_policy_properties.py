@@ -1,11 +1,16 @@
 """What every policy keeps to, for any fleet and any loads."""
 
+from math import inf, isfinite, nan
 from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pointsman.domain.ledger import Lease
+from pointsman.domain.placement import Leaves, Places
 from pointsman.domain.policy import POLICIES, PolicyOptions, make_policy
+from pointsman.domain.policy.consideration import Considers
 from pointsman.domain.request import InferenceRequest
 from pointsman.domain.ring import Ring
 from pointsman.domain.routes import Backend, Route, pick_backend
@@ -87,3 +92,44 @@ def test_one_request_id_always_draws_one_backend(weights, request_id):  # type: 
     drawn = pick_backend(route, request_id)
     assert drawn in [backend.model for backend in backends]
     assert pick_backend(route, request_id) == drawn
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+@settings(deadline=None, derandomize=True, max_examples=30)
+@given(st.integers(0, 1 << 32), st.sampled_from([1, 2, 3, 16, 17]), st.sampled_from([0.5, inf]))
+def test_odd_numbers_and_clocks_that_go_back_break_no_policy(
+    name: str, seed: int, count: int, ttft_target_s: float
+) -> None:
+    random = Random(seed)
+    options = PolicyOptions(prefix_index_blocks_max=20, ttft_target_s=ttft_target_s)
+    policy = make_policy(name, options, Random(1))
+    workers = fleet({f"w{number:02}": (0, 0, 0) for number in range(count)})
+    leases: list[Lease] = []
+    now = 0.0
+    for _ in range(40):
+        now = random.choice([now, now + 0.01, now + 1e6, now - 1e6, 0.0])
+        worker = random.choice(workers)
+        worker.queue_depth = random.choice([0, 5, 2**62])
+        worker.kv_usage = random.choice([-1.0, 0.5, 1.0, inf, nan])
+        worker.kv_tokens = random.choice([0, 100, 10**6])
+        worker.cached_tokens = random.choice([-1, 0, 10**9, 2**70])
+        blocks = tuple(range(1, random.choice([0, 1, 3, 7]) + 1))
+        tokens = random.choice([0, 1, 128 * len(blocks), 10_000_000])
+        request = InferenceRequest.of_blocks("m", "r", blocks, tokens, 128)
+        request.stream = random.random() < 0.7
+        assert isinstance(policy, Considers)
+        seen = policy.consider(workers, load_of, request)
+        picked, reason = policy.pick(workers, load_of, request)
+        assert seen.pick is None or (seen.pick, seen.reason) == (picked, reason)
+        assert all(score is None or isfinite(score) for score in seen.scores)
+        if isinstance(policy, Leaves) and random.random() < 0.1:
+            policy.left(picked)
+        placed = policy.placed(picked, request, now) if isinstance(policy, Places) else None
+        leases.append(Lease(picked, placed))
+        if random.random() < 0.6:
+            leases[-1].began(random.choice([now, now + 1.0, now + 1e5, now - 1e5]))
+        if random.random() < 0.5:
+            leases.pop(random.randrange(len(leases))).close()
+    for lease in leases:
+        lease.close()
+    assert not any(each.in_flight or each.pending_tokens or each.active_tokens for each in workers)

@@ -304,6 +304,8 @@ class LeastDelay(PrefixAware):
 
     def placed(self, worker: "Worker", request: "InferenceRequest", now: float) -> Placement:
         """Count `request` as sent to `worker`, and believe from now on that its prompt is cached there."""
+        # A clock that goes back counts as the latest.
+        self._now = now = max(self._now, now)
         cached = self._cached(request, worker)
         self.index.insert(worker, request.blocks, now, request.block_tokens)
         pace = self._paces.get(worker)
@@ -313,7 +315,6 @@ class LeastDelay(PrefixAware):
         pace.recent.add(uncached, now)
         _compare(pace, worker.cached_tokens)
         self._arrived.add(1.0, now)
-        self._now = now
         self._open += 1
         # The first byte of an answer that comes whole says nothing of its prompt.
         heard = self._heard if request.stream else None
@@ -330,7 +331,7 @@ class LeastDelay(PrefixAware):
         if pace is None or not isinstance(placement, _Placement):
             return
         pace.believed += placement.believed
-        seconds = now - placement.at
+        seconds = max(now - placement.at, 0.0)
         self._line.add(placement.work, seconds)
         if self._line.count >= ENOUGH:
             self._speed = self._line.speed() or self._speed

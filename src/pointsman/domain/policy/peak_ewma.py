@@ -57,7 +57,7 @@ class PeakEwma:
         """Begin to measure: the first byte of what `worker` answers ends it."""
         self._now = max(self._now, now)
         if worker not in self._latencies:
-            self._latencies[worker] = _Latency(now)
+            self._latencies[worker] = _Latency(self._now)
         return Placement(worker, request.prompt_tokens, request.prompt_tokens, now, self._heard)
 
     def left(self, worker: "Worker") -> None:
@@ -137,9 +137,10 @@ class PeakEwma:
         if latency is None:
             # It left meanwhile.
             return
-        seconds = now - placement.at
+        seconds = max(now - placement.at, 0.0)
+        # A clock that goes back counts as the latest.
+        self._now = now = max(self._now, now)
         if seconds < latency.seconds:
             kept = exp((latency.at - now) / self._decay_s)
             seconds += (latency.seconds - seconds) * kept
         latency.seconds, latency.at = seconds, now
-        self._now = max(self._now, now)
