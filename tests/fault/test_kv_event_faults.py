@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from time import monotonic
 from typing import Any
 
+import msgspec
 import pytest
 
 from pointsman.control.kv_events import KvEvents
@@ -150,6 +151,35 @@ async def test_a_replay_that_nobody_answers_does_not_end_anything(
         await engine.publish(stored([1], A[:16]))
         await fleet.has(worker, 1)
         assert fleet.events.tally.replays_failed > 0
+
+
+@pytest.mark.parametrize("payload", [b"\xc1", msgspec.msgpack.encode([1.0, []])])
+async def test_a_replay_without_an_end_does_not_end_anything(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, payload: bytes
+) -> None:
+    monkeypatch.setattr("pointsman.control.kv_events.REPLAY_ALL_S", 0.0)
+    async with Publisher() as engine:
+        engine._buffer.extend((number, payload) for number in range(10_000))
+        worker = fleet.join(engine)
+        await fleet.becomes(lambda: fleet.events.reads(worker))
+        assert fleet.events.tally.replays_failed == 1
+
+
+async def test_who_sent_a_message_that_is_too_long_is_read_again(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pointsman.control.kv_events.RENEW_S", 0.0)
+    monkeypatch.setattr("pointsman.control.kv_events.LOOK_S", 0.05)
+    monkeypatch.setattr("pointsman.control.kv_events.MESSAGE_BYTES", 100_000)
+    async with Publisher() as engine:
+        worker = fleet.join(engine)
+        await engine.publish(stored([1], A[:16]))
+        await fleet.has(worker, 1)
+        await engine.send([b"kv", bytes(7) + b"\x01", bytes(200_000)])
+        await fleet.becomes(lambda: worker.kv_fault != "")
+        await fleet.whole()
+        await engine.publish(stored([2], A[16:32], 1))
+        await fleet.has(worker, 2)
 
 
 async def test_k04_a_restart_at_the_same_address_forgets_the_old_life(fleet: Fleet) -> None:

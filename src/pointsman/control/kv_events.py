@@ -58,8 +58,15 @@ RECONNECT_MAX_MS = 5000
 LOOK_S = 1.0
 """How often a task looks whether its worker has another model, or its model another tokenizer."""
 
+RENEW_S = 10.0
+"""When a connection that is not there is begun anew. ZeroMQ does that by itself, but never after a message that was too
+long."""
+
 REPLAY_S = 5.0
 """Wait for each message of a replay."""
+
+REPLAY_ALL_S = 60.0
+"""Wait for all of them: buffers of 10,000 messages take some seconds, and one that has no end is none."""
 
 
 class KvEvents:
@@ -234,8 +241,16 @@ class _Rank:
         self._say(f"{self._endpoint} is not connected")
         try:
             socket.connect(self._endpoint)
+            begun = events.now()
             while events.block_bytes(self._worker.model) == size:
                 ready = dict(await poller.poll(int(LOOK_S * 1000)))
+                if self.connected:
+                    begun = events.now()
+                elif not ready and events.now() - begun >= RENEW_S:
+                    begun = events.now()
+                    with suppress(zmq.ZMQError):
+                        socket.disconnect(self._endpoint)
+                    socket.connect(self._endpoint)
                 # What was published before a connection ended comes before its end, and nothing before its beginning.
                 if monitor in ready and not (self.connected and socket in ready):
                     what = parse_monitor_message(await monitor.recv_multipart())["event"]
@@ -299,7 +314,8 @@ class _Rank:
             _set(socket, REPLAY_QUEUE)
             socket.connect(self._replay)
             await socket.send_multipart(replay_request(stream.wants))
-            while await socket.poll(int(REPLAY_S * 1000)):
+            until = self._of.events.now() + REPLAY_ALL_S
+            while self._of.events.now() < until and await socket.poll(int(REPLAY_S * 1000)):
                 message = read_replayed(await socket.recv_multipart())
                 if message is None:
                     return True
