@@ -75,7 +75,7 @@ LAYERS: dict[str, set[str]] = {
     "parts": {"config", "control", "domain", "errors", "net", "msgspec"},
     "cli_input": {"typer"},
     "cli_output": {"rich"},
-    "cli_profile": {"cli_input", "measure", "simulate", "sweep", "typer"},
+    "cli_profile": {"cli_input", "cli_output", "measure", "simulate", "sweep", "typer"},
     "cli_simulate": {"cli_output", "config", "domain", "simulate", "rich", "typer"},
     "cli_agent": {"agent", "config", "domain", "errors", "parts", "grpc", "typer"},
     "cli_admin": {"control", "typer"},

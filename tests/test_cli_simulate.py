@@ -1,6 +1,7 @@
 """`pointsman simulate`: what it compares, what it writes, and what it says where something is wrong."""
 
 import csv
+import gzip
 import json
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from pointsman.cli import app
 from pointsman.domain.recorded import RecordedPick, RecordedRequest, RecordedWorker, write_line
 
 QUICK = ["--workers", "2", "--requests", "60", "--seeds", "2", "--jobs", "1"]
+KNEE = ["--workload", "poisson", "--load", "1", "--load", "knee", "--workers", "1"]
+KNEE += ["--requests", "20", "--seeds", "1", "--jobs", "1"]
 TWO = ["--policy", "affinity", "--policy", "least_outstanding"]
 
 
@@ -138,6 +141,40 @@ def test_the_knee_is_a_load_that_holds_and_little_more_does_not() -> None:
     assert above["good"]["mean"] < 0.95
 
 
+def test_a_level_that_nobody_can_meet_has_no_knee() -> None:
+    result = ran("--policy", "weighted", *KNEE, "--slo", "ttft=1ms")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == (
+        "pointsman: weighted: 95% are good not at any load down to 0.00390625; --load LESS begins below\n"
+        "pointsman: there is no load at which 95% meet ttft=1ms\n"
+    )
+
+
+def test_a_level_that_everybody_meets_has_a_load_all_the_same() -> None:
+    result = ran("--policy", "weighted", *KNEE, "--slo", "ttft=1000000s", "--json")
+    assert (result.exit_code, len(json.loads(result.stdout))) == (0, 1)
+    assert result.stderr == (
+        "pointsman: weighted: 95% are good at every load up to 256; --load MORE begins above\n"
+    )
+
+
+def test_what_was_written_before_stays_where_a_run_fails(tmp_path: Path) -> None:
+    table, missing = tmp_path / "rows.csv", tmp_path / "other.csv"
+    table.write_text("before")
+    for path in (table, missing):
+        assert ran("--load", "1e-9", "--csv", str(path), *QUICK).exit_code == 1
+    assert table.read_text() == "before" and not missing.exists()
+
+
+@pytest.mark.parametrize("name", ["empty.csv", "empty.jsonl.gz"])
+def test_a_trace_without_a_request_is_told(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(b"") if path.suffix == ".gz" else b"TIMESTAMP,A,B\n")
+    result = ran("--workload", str(path), "--policy", "weighted", *QUICK)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == f"pointsman: workload {path}: there is no request in it\n"
+
+
 def test_a_trace_is_a_workload(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     line = {"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [1, 2, 3]}
@@ -192,6 +229,9 @@ def test_what_if_answers_from_the_recorded_traffic(tmp_path: Path) -> None:
         (["--load", "much"], "load: 'much' is neither a number nor knee"),
         (["--load", "0"], "load: '0' is not more than 0"),
         (["--plot", "x.pdf"], "x.pdf: a plot is one of .svg, .png"),
+        (["--csv", "no/such/x.csv"], "no/such/x.csv: No such file or directory"),
+        (["--load", "1e12"], "load: 1e+12 would take 350000000000000 requests"),
+        (["--load", "1e-9"], "load: 1e-09 is less than one request a day"),
     ],
 )
 def test_what_is_wrong_is_told_in_a_line(arguments: list[str], error: str) -> None:

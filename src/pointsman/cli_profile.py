@@ -50,6 +50,7 @@ def profile_command(
 ) -> None:
     """Measure an engine, and write its profile for `pointsman simulate --profile`."""
     key = checked_key(key)
+    from pointsman.cli_output import check_writable
     from pointsman.measure.asking import MeasureError
     from pointsman.measure.profiling import profile_engine, written
     from pointsman.simulate.sources import profile_keys
@@ -70,6 +71,8 @@ def profile_command(
 
     try:
         given = profile_keys(set_ or ())
+        if out is not None:
+            check_writable(out)
         profiled, dialect = asyncio.run(measured())
         text = written(
             profiled,

@@ -33,6 +33,12 @@ DEMO_WORKERS = 4
 DEMO_SEEDS = 3
 DEMO_LOADS = (12.0, 16.0, 20.0)
 
+WANTED = 0.95
+"""The share of good answers at the knee."""
+
+DOUBLINGS = 8
+"""How often the first load is doubled or halved to find it: a run at a tiny load is one of heartbeats."""
+
 OTHERWISE = {"load_factor": "affinity_load_factor"}
 """What an option of policies is called in a configuration, where that is something else."""
 
@@ -112,7 +118,7 @@ def simulate_command(
     ] = None,
 ) -> None:
     """Compare policies on a simulated fleet: the gateway's own routing, before modelled engines."""
-    from pointsman.cli_output import output
+    from pointsman.cli_output import check_writable, output
     from pointsman.domain.policy import POLICIES, PolicyOptions
     from pointsman.simulate.compare import Experiment, Row, Source, combinations, rows
     from pointsman.simulate.measures import ServiceLevel, means_of
@@ -128,6 +134,9 @@ def simulate_command(
         # All that can be wrong without a simulation comes before it.
         if plot is not None:
             check_plot(plot)
+        for path in (csv, plot):
+            if path is not None:
+                check_writable(path)
         level = _named("slo", ServiceLevel.parse, slo)
         engine = profile_of(profile)
         names = policy or sorted(POLICIES)
@@ -183,6 +192,8 @@ def simulate_command(
                 results = []
                 for name in names:
                     results += _at_the_knee(experiment, name, loads[0], seeds, runs)
+                if not results:
+                    raise ValueError(f"there is no load at which {WANTED:.0%} meet {slo}")
             else:
                 results = runs(experiment, combinations(names, loads, seeds))
         made = [*known, *rows(results)]
@@ -243,7 +254,7 @@ def _loads(texts: list[str] | None, default: float) -> tuple[list[float], bool]:
 def _at_the_knee(
     experiment: "Experiment", policy: str, first: float, seeds: int, runs: Runs
 ) -> "list[Result]":
-    """Return the runs of a policy at its knee, none where there is no load that it can take."""
+    """Return the runs of a policy at its knee, none where there is no load that it can take, which is said."""
     from pointsman.simulate.compare import combinations
     from pointsman.simulate.knee import find_knee
 
@@ -253,7 +264,15 @@ def _at_the_knee(
         results = made[load] = runs(experiment, combinations([policy], [load], seeds))
         return sum([each.measures.good for each in results]) / len(results)
 
-    return made.get(find_knee(share, first).load, [])
+    knee = find_knee(share, first, wanted=WANTED, doublings=DOUBLINGS)
+    if not knee.load:
+        said = f"not at any load down to {knee.above:g}; --load LESS begins below"
+    elif knee.above == inf:
+        said = f"at every load up to {knee.load:g}; --load MORE begins above"
+    else:
+        return made[knee.load]
+    typer.echo(f"pointsman: {policy}: {WANTED:.0%} are good {said}", err=True)
+    return made.get(knee.load, [])
 
 
 @contextmanager

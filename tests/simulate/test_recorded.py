@@ -190,6 +190,24 @@ def test_a_bad_line_is_named_and_one_that_is_being_written_left_out() -> None:
         read_recording([write_line(request(blocks="ab"))])
 
 
+@pytest.mark.parametrize(
+    ("more", "error"),
+    [
+        ({"block_tokens": 0}, "block_tokens is less than 1"),
+        ({"prompt_tokens": -1}, "a number of tokens cannot be true"),
+        ({"output_tokens": 1 << 60}, "a number of tokens cannot be true"),
+        ({"ended": 0.5}, "it is over before it came"),
+        (
+            {"picks": (RecordedPick(at=1.0, over=2.0, worker="a", reason="load", loads=(1,)),)},
+            "loads and candidates are not as many",
+        ),
+    ],
+)
+def test_what_no_gateway_writes_is_named(more: dict[str, object], error: str) -> None:
+    with pytest.raises(ValueError, match=f"^line 1: {error}"):
+        read_recording([write_line(request(**more))])
+
+
 def test_a_pick_whose_loads_are_not_known_counts_and_is_not_judged() -> None:
     def pick(at: float, over: float, **more: object) -> RecordedPick:
         return RecordedPick(at=at, over=over, worker="a", reason="load", **more)  # type: ignore[arg-type]

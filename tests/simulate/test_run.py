@@ -367,3 +367,19 @@ def test_a_run_of_nothing_is_over_at_once() -> None:
 def test_what_makes_no_sense_is_refused(change: dict[str, object], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         simulate(Scenario(workload=Listed([]), **change))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "profile"),
+    [
+        ([Arrival(0.0, (), 100, 2), Arrival(1e12, (), 100, 2)], {}),
+        ([Arrival(0.0, (), 1000, 2)], {"prefill_tokens_per_s": 0.001}),
+    ],
+    ids=["a time", "an engine"],
+)
+def test_what_would_take_for_ever_is_told(
+    arrivals: list[Arrival], profile: dict[str, float]
+) -> None:
+    engine = EngineProfile(**profile)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="no request comes, begins or ends for"):
+        simulate(Scenario(workload=Listed(arrivals), workers=1, profile=engine))

@@ -26,7 +26,7 @@ from pointsman.simulate.measures import (
 )
 from pointsman.simulate.profile import EngineProfile
 from pointsman.simulate.recorded import RecordedTraffic, read_recording
-from pointsman.simulate.run import Scenario, simulate
+from pointsman.simulate.run import PAUSE_MAX_S, Scenario, simulate
 from pointsman.simulate.synthetic import Recipe, Synthetic
 from pointsman.simulate.traces import AzureTrace, MooncakeTrace
 from pointsman.simulate.variants import variant_of
@@ -47,6 +47,9 @@ __all__ = [
 POINTS = 200
 """Moments of a timeline."""
 
+
+REQUESTS_MAX = 10_000_000
+"""More requests than that are a mistake of the load: a run of them takes hours."""
 
 LIFETIMES = 5
 ANSWER_S = 4.0
@@ -72,7 +75,12 @@ class Source(Struct, frozen=True, kw_only=True):
         """Return the workload, which can be gone through once, of at most so many requests."""
         if self.recipe is not None:
             lasts = (self.recipe.turns.mean - 1) * (self.recipe.think_s.mean + ANSWER_S)
-            requests = max(requests, round(load * lasts * LIFETIMES))
+            if load * PAUSE_MAX_S < 1:
+                raise ValueError(f"load: {load:g} is less than one request a day")
+            needed = load * lasts * LIFETIMES
+            if not needed <= REQUESTS_MAX:
+                raise ValueError(f"load: {load:g} would take {needed:.0f} requests")
+            requests = max(requests, round(needed))
             return Synthetic(self.recipe, load, requests, Random(f"workload {seed}"))
         path = Path(self.path)
         if self.kind == "recorded":
@@ -152,8 +160,8 @@ def combinations(policies: Sequence[str], loads: Sequence[float], seeds: int) ->
 def run(experiment: Experiment, combination: Combination) -> Result:
     """Make one run.
 
-    Raises `ValueError` for a policy or an option that nobody offers and for a file that cannot be understood, `OSError`
-    for one that cannot be read.
+    Raises `ValueError` for a policy or an option that nobody offers and for a file that cannot be understood or has no
+    request, `OSError` for one that cannot be read.
 
     >>> source = Source(recipe=Recipe())
     >>> experiment = Experiment(source=source, level=ServiceLevel(ttft=2.0), requests=50, workers=2)
@@ -176,6 +184,8 @@ def run(experiment: Experiment, combination: Combination) -> Result:
             seed=seed,
         )
     )
+    if not len(outcome):
+        raise ValueError(f"workload {experiment.source.path}: there is no request in it")
     return Result(
         combination,
         measure(outcome, experiment.level, WARMING if experiment.source.recipe else 0.0),

@@ -29,10 +29,12 @@ def find_knee(
     *,
     wanted: float = 0.95,
     precision: float = 0.02,
+    doublings: int = DOUBLINGS,
 ) -> Knee:
     """Return the highest load at which `share`, of a load, is at least `wanted`, within `precision` of it (above 0).
 
-    `first` (above 0) is where to begin. It is asked about ten times.
+    `first` (above 0) is where to begin, and is doubled or halved `doublings` times at most. It is asked about ten
+    times.
 
     >>> knee = find_knee(lambda load: 1.0 if load <= 13 else 0.5, 1.0)
     >>> 12.7 < knee.load <= 13 < knee.above < 13.3, knee.tried
@@ -49,7 +51,7 @@ def find_knee(
     if holds(first):
         while True:
             high = low * 2
-            if tried > DOUBLINGS:
+            if tried > doublings:
                 return Knee(low, float("inf"), tried)
             if not holds(high):
                 break
@@ -57,7 +59,7 @@ def find_knee(
     else:
         while True:
             low = high / 2
-            if tried > DOUBLINGS:
+            if tried > doublings:
                 return Knee(0.0, high, tried)
             if holds(low):
                 break

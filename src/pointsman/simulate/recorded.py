@@ -26,6 +26,7 @@ from pointsman.domain.recorded import (
 from pointsman.domain.request import InferenceRequest
 from pointsman.domain.ring import Hashed
 from pointsman.domain.worker import Role, Worker, load_of
+from pointsman.simulate.traces import TOKENS_MAX
 from pointsman.simulate.workload import Arrival
 
 if TYPE_CHECKING:
@@ -71,8 +72,7 @@ def read_recording(lines: Iterable[bytes], *, model: str = "") -> Recording:
         try:
             each = read_line(line)
             if isinstance(each, RecordedRequest):
-                hashes_of(each.blocks)
-                hashes_of(each.prefix)
+                _check(each)
         except ValueError as error:
             if not line.endswith(b"\n"):
                 break
@@ -80,6 +80,22 @@ def read_recording(lines: Iterable[bytes], *, model: str = "") -> Recording:
         if isinstance(each, RecordedWorker) or model in ("", each.model):
             read.append(each)
     return Recording(tuple(read))
+
+
+def _check(request: RecordedRequest) -> None:
+    """Raise ValueError for what no gateway writes."""
+    hashes_of(request.blocks)
+    hashes_of(request.prefix)
+    if request.block_tokens < 1:
+        raise ValueError("block_tokens is less than 1")
+    if not (
+        0 <= request.prompt_tokens <= TOKENS_MAX and (request.output_tokens or 0) <= TOKENS_MAX
+    ):
+        raise ValueError("a number of tokens cannot be true")
+    if request.ended < request.started:
+        raise ValueError("it is over before it came")
+    if any(len(pick.loads) != len(pick.candidates) for pick in request.picks):
+        raise ValueError("loads and candidates are not as many")
 
 
 class RecordedTraffic:

@@ -43,6 +43,9 @@ MODEL = "m"
 HANDED_OFF = Route(MODEL, targets=("disaggregated", "unified"))
 """The route of a fleet that has prefill and decode workers."""
 
+PAUSE_MAX_S = 86_400.0
+"""Nothing is simulated for longer in which no request comes, begins or ends: heartbeats would go on for ever."""
+
 LETTERS = {Role.UNIFIED: "w", Role.PREFILL: "p", Role.DECODE: "d"}
 
 _Event: TypeAlias = Callable[[float, Any], None]
@@ -97,7 +100,8 @@ class Scenario(Struct, frozen=True, kw_only=True):
 def simulate(scenario: Scenario) -> Outcome:
     """Run a scenario to its end, and return what became of every request.
 
-    Raises `ValueError` for a number that is out of its range, and for a policy that nobody offers.
+    Raises `ValueError` for a number that is out of its range, for a policy that nobody offers, and where no request
+    comes, begins or ends for a day.
 
     >>> from pointsman.simulate.workload import Arrival, Listed
     >>> outcome = simulate(Scenario(workload=Listed([Arrival(0.0, (), 8000, 2)]), workers=1))
@@ -261,6 +265,8 @@ class _Run:
         self._pushes: dict[_Prompt, None] = {}
         # Requests that are not over, those to come of a closed loop included.
         self._open = 0
+        # When something became of a request last.
+        self._moved_at = 0.0
 
     def outcome(self) -> Outcome:
         """Let everything happen."""
@@ -286,6 +292,8 @@ class _Run:
                 self._open += 1
                 self._arrive(now, arrival)
                 arrival = next(arrivals, None)
+                if arrival is not None:
+                    self._check_pause(arrival.at)
             elif arrival is not None or self._open:
                 now, _, happen, whom = heappop(events)
                 happen(now, whom)
@@ -300,9 +308,18 @@ class _Run:
         self._order += 1
         heappush(self._events, (when, self._order, event, whom))
 
+    def _check_pause(self, now: float) -> None:
+        """Raise `ValueError` where nothing became of any request for too long."""
+        if not now - self._moved_at <= PAUSE_MAX_S:
+            raise ValueError(
+                f"no request comes, begins or ends for {now - self._moved_at:.0f} s, from {self._moved_at:.0f} s on: "
+                "a time, the load or a number of the engine cannot be true"
+            )
+
     # Requests.
 
     def _arrive(self, now: float, arrival: Arrival) -> None:
+        self._moved_at = now
         gateways = self._gateways
         count = len(gateways)
         number = int(self._draw() * count) if count > 1 else 0
@@ -360,6 +377,8 @@ class _Run:
             # Something came in between.
             return
         began, ended = model.advance(now)
+        if began or ended:
+            self._moved_at = now
         outcome = self._outcome
         for flight in began:
             index = flight.index
@@ -397,6 +416,7 @@ class _Run:
         if model.due != now:
             return
         for prompt in model.advance(now)[0]:
+            self._moved_at = now
             flight = prompt.flight
             decode = self._engines[self._by_id[flight.lease.worker.id]]
             if decode.up:
@@ -439,6 +459,7 @@ class _Run:
     # Workers.
 
     def _beat(self, now: float, engine: _Engine) -> None:
+        self._check_pause(now)
         if engine.up:
             self._tell(engine, now)
         self._at(now + self._scenario.heartbeat_s, self._beat, engine)
