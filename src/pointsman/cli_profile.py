@@ -49,12 +49,13 @@ def profile_command(
     timeout: Annotated[float, typer.Option(min=1, help="Seconds for one answer.")] = 300.0,
 ) -> None:
     """Measure an engine, and write its profile for `pointsman simulate --profile`."""
-    key = checked_key(key)
     from pointsman.cli_output import check_writable
     from pointsman.measure.asking import MeasureError
     from pointsman.measure.profiling import profile_engine, written
     from pointsman.simulate.sources import profile_keys
     from pointsman.sweep.asking import SweepError, client_for
+
+    key = checked_key(key)
 
     async def measured() -> "tuple[Profiled, str]":
         async with client_for(url, key, concurrency=concurrency) as client:
