@@ -1,10 +1,13 @@
 """The recording: what a line has and what never, what happens to a full file and to a slow or full disk."""
 
 import errno
+import threading
 from collections import deque
 from collections.abc import Callable
 from copy import copy
+from io import FileIO
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 
@@ -194,15 +197,15 @@ def test_a_full_disk_is_told_once_and_harms_nobody(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Full:
+        def __init__(self, file: FileIO) -> None:
+            self.fileno = file.fileno
+            self.close = file.close
+
         def write(self, data: memoryview) -> int:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        def close(self) -> None:
-            pass
-
     written = recording(tmp_path / "recorded.jsonl")
-    written._file.close()
-    written._file = Full()  # type: ignore[assignment]
+    written._file = Full(written._file)  # type: ignore[assignment]
     for _ in range(3):
         written.finished(exchange(fleet()))
     written.close()
@@ -223,6 +226,49 @@ def test_a_file_that_cannot_be_rotated_goes_on(
         written.close()
     assert len(requests(path)) == 2
     assert "Is a directory" in caplog.text
+
+
+def settle(written: Recording) -> None:
+    """Let the thread write all that waits, and go on."""
+    written._queue.put(None)
+    written._thread.join()
+    written._thread = threading.Thread(target=written._run)
+    written._thread.start()
+
+
+@pytest.mark.parametrize("max_bytes", [10, 1 << 20], ids=["full", "not full"])
+@pytest.mark.parametrize("moved", [False, True], ids=["deleted", "moved away"])
+def test_a_file_that_somebody_took_away_is_begun_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, max_bytes: int, moved: bool
+) -> None:
+    path = tmp_path / "recorded.jsonl"
+    written = recording(path, max_bytes)
+    workers = fleet("a")
+    written.finished(exchange(workers))
+    settle(written)
+    if moved:
+        path.rename(tmp_path / "elsewhere")
+    else:
+        path.unlink()
+    written.finished(exchange(workers))
+    written.close()
+    # It can be read alone.
+    assert [type(line) for line in lines(path)] == [RecordedWorker, RecordedRequest]
+    assert (caplog.records, written.dropped) == ([], 0)
+
+
+def test_a_folder_that_is_gone_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    written = recording(folder / "recorded.jsonl")
+    rmtree(folder)
+    for _ in range(3):
+        written.finished(exchange(fleet("a")))
+        settle(written)
+    written.close()
+    assert len(caplog.records) == 1
 
 
 def test_a_file_that_cannot_be_opened_is_an_error_at_once(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 A request that is over costs one append to a queue. A thread takes it from there, works out the hashes of its prompt,
 writes the line and lets go of the prompt. What waits is bounded: where the disk is slower than the traffic, requests
-are left out and counted. So is the file: a full one becomes `FILE.1`, in place of the one before it.
+are left out and counted. So is the file: a full one becomes `FILE.1`, in place of the one before it. One that somebody
+took away, as logrotate does, is begun anew.
 
 Neither a prompt nor an answer is written, nor who asked; see `pointsman.domain.recorded`.
 """
@@ -107,8 +108,7 @@ class Recording:
 
     def _run(self) -> None:
         while (over := self._queue.get()) is not None:
-            if self._size > self._max:
-                self._rotate()
+            fine = self._renew()
             lines: list[bytes] = []
             requests = 0
             while over is not None:
@@ -118,7 +118,8 @@ class Recording:
                 if requests == BATCH or self._queue.empty():
                     break
                 over = self._queue.get()
-            self._write(b"".join(lines), requests)
+            if self._write(b"".join(lines), requests) and fine:
+                self._failing = False
             if over is None:
                 return
 
@@ -157,7 +158,7 @@ class Recording:
         lines.append(write_line(line))
         return lines
 
-    def _write(self, data: bytes, requests: int) -> None:
+    def _write(self, data: bytes, requests: int) -> bool:
         try:
             left = memoryview(data)
             while left:
@@ -165,21 +166,32 @@ class Recording:
         except OSError as error:
             self.dropped += requests
             self._failed(error)
-        else:
-            self._size += len(data)
-            self._failing = False
+            return False
+        self._size += len(data)
+        return True
 
-    def _rotate(self) -> None:
+    def _renew(self) -> bool:
+        """Begin another file where this one is full, or where somebody took it away; False where that failed."""
         try:
-            self._path.replace(self._path.with_name(self._path.name + ".1"))
+            if self._is_there():
+                if self._size <= self._max:
+                    return True
+                self._path.replace(self._path.with_name(self._path.name + ".1"))
             former, self._file = self._file, self._opened()
         except OSError as error:
             self._failed(error)
-            return
+            return False
         former.close()
-        self._size = 0
+        self._size = self._file.tell()
         # A file can be read without the one before it.
         self._known.clear()
+        return True
+
+    def _is_there(self) -> bool:
+        try:
+            return os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno()))
+        except FileNotFoundError:
+            return False
 
     def _failed(self, error: OSError) -> None:
         if not self._failing:
