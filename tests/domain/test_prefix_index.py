@@ -421,3 +421,24 @@ def test_events_add_to_what_routing_tells_where_the_first_of_them_are_missing() 
     index.insert(a, chain("routed"), 1001.0, 16)
     index.expire(1012.0)
     assert found(index, "routed", [a]) == {}
+
+
+def test_bounds_hold_while_the_clock_stands_still() -> None:
+    workers = tuple([Worker(name, model="m", http_address="h:1") for name in "abc"])
+    index = PrefixIndex(300, 60.0)
+    for number in range(3000):
+        worker = workers[number % 3]
+        blocks = range(10 * number, 10 * number + 10)
+        if number % 2:
+            index.insert(worker, tuple(blocks), 5.0)
+        else:
+            index.stored(worker, blocks, 5.0)
+        if number == 1500:
+            index.set_limits(20, 0.5)
+        assert len(index) <= (300 if number <= 1500 else 20)
+        assert len(index) == sum(index.blocks_of(each) for each in workers)
+    # Nothing is older than another, and nothing ends before time goes on.
+    index.expire(5.0)
+    assert len(index) > 0
+    index.expire(5.5)
+    assert len(index) == sum(len(cache.known) for cache in index._caches.values())

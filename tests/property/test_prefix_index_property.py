@@ -42,6 +42,7 @@ class IndexMachine(RuleBasedStateMachine):
     def begin(self, blocks_max: int, ttl_s: float, rooms: list[int]) -> None:
         self.now = self.due = 0.0
         self.blocks_max, self.ttl_s, self.speculative_s = blocks_max, ttl_s, 3.0
+        self.most = blocks_max
         self.index = PrefixIndex(blocks_max, ttl_s, speculative_s=3.0)
         self.workers = tuple(
             [
@@ -75,6 +76,13 @@ class IndexMachine(RuleBasedStateMachine):
         self.followed.discard(worker)
         self._lose([each for each in self.entries if each.worker is worker])
 
+    @rule(blocks_max=st.sampled_from([1, 12, 40, 600]), ttl_s=st.sampled_from([5.0, 60.0]))
+    def set_limits(self, blocks_max: int, ttl_s: float) -> None:
+        self.index.set_limits(blocks_max, ttl_s)
+        self.blocks_max, self.ttl_s, self.due = blocks_max, ttl_s, 0.0
+        # What is there stays until something comes in.
+        self.most = max(blocks_max, len(self.entries))
+
     @rule(step=STEPS)
     def expire(self, step: float) -> None:
         self.now += step
@@ -103,7 +111,7 @@ class IndexMachine(RuleBasedStateMachine):
     def every_block_is_counted_once(self) -> None:
         if not hasattr(self, "index"):
             return
-        assert len(self.index) == len(self.entries) <= self.blocks_max
+        assert len(self.index) == len(self.entries) <= self.most
         for worker in self.workers:
             assert self.index.blocks_of(worker) == sum(e.worker is worker for e in self.entries)
         assert sum(mask.bit_count() for mask in self.index._masks.values()) == len(self.entries)
@@ -135,6 +143,7 @@ class IndexMachine(RuleBasedStateMachine):
         self._lose([each for each in self.entries if over(each)])
 
     def _bound(self) -> None:
+        self.most = self.blocks_max
         if len(self.entries) > self.blocks_max:
             excess = len(self.entries) - (self.blocks_max - self.blocks_max // SHARED_SPARE)
             self._lose(sorted(self.entries, key=lambda each: each.known)[:excess])
