@@ -11,6 +11,6 @@ test:    ; $(BIN)/pytest
 mutants: ; $(BIN)/python tests/mutants/run.py
 check:   ; scripts/check
 interop: ; scripts/interop
-bench:   ; $(BIN)/python bench/compare.py nginx sglang-router pointsman
+bench:   ; $(BIN)/python bench/compare.py && $(BIN)/python bench/growth.py
 docs:    ; $(BIN)/pointsman config reference > docs/config.md && $(BIN)/pointsman admin reference > docs/admin.md
 proto:   ; $(BIN)/python -m pointsman.proto

@@ -1,4 +1,4 @@
-"""The gateways that can be measured, each as its users run it, in front of the two mock engines.
+"""The gateways that can be measured, each as its users run it, in front of whichever mock engines it is told.
 
 All get one process or one thread for the data where they have the choice, keep-alive to clients and to engines, no
 buffering of answers, no access log. A gateway that is not here (not installed, cannot be installed) raises `Missing`
@@ -10,8 +10,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import shlex
-import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,17 +17,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from harness import ENGINE_PORTS, HERE
+from installed import Missing, output, program
+from rivals import LITELLM_KEY, PORTS, litellm, litellm_version, router, router_version
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 __all__ = ["GATEWAYS", "KEY", "KEY_TEXT", "Gateway", "Missing"]
-
-_HOSTS = [f"127.0.0.1:{port}" for port in ENGINE_PORTS]
-# What sglang-router imports; without --no-deps it would bring a whole inference engine.
-_ROUTER_EXTRAS = (
-    "setproctitle pyyaml grpcio grpcio-health-checking requests aiohttp orjson uvicorn fastapi"
-)
 
 _NGINX = """\
 worker_processes 1;
@@ -47,14 +41,14 @@ http {{
   upstream engines {{
     least_conn;
     {servers}
-    keepalive 512;
+    keepalive {keepalive};
     keepalive_requests 1000000000;
   }}
   server {{
     listen 127.0.0.1:{port};
     keepalive_requests 1000000000;
     client_max_body_size 64m;
-    client_body_buffer_size 256k;
+    client_body_buffer_size 2m;
     location / {{
       proxy_pass http://engines;
       proxy_http_version 1.1;
@@ -97,117 +91,96 @@ KEY = {
 """The record of that key under the pepper `pepper`."""
 
 
-class Missing(Exception):
-    """The gateway is not on this machine."""
-
-
 @dataclass(frozen=True)
 class Gateway:
-    """`command(scratch, cache)` writes what configuration it needs into `scratch` and returns the command to run."""
+    """`command(scratch, cache, hosts)` writes what configuration it needs into `scratch` and returns the command that
+    serves from the engines at `hosts` (host:port).
+    """
 
     name: str
     port: int
-    command: Callable[[Path, Path], list[str]]
+    command: Callable[[Path, Path, Sequence[str]], list[str]]
     version: Callable[[Path], str]
     about: str
     key: str = ""  # an API key for every request
+    beside: Callable[[Sequence[str]], list[str]] | None = (
+        None  # what must run too, and is not counted
+    )
 
 
-def _program(name: str) -> str:
-    # Debian keeps servers in sbin, which is not on every user's path.
-    found = shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
-    if found is None:
-        raise Missing(f"{name} is not installed (a package of that name is in most distributions)")
-    return found
-
-
-def _output(*command: str) -> str:
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    return done.stdout.strip()
-
-
-def _nginx(scratch: Path, cache: Path) -> list[str]:
-    servers = "\n    ".join(f"server {host};" for host in _HOSTS)
-    text = _NGINX.format(scratch=scratch, port=8081, servers=servers)
+def _nginx(scratch: Path, cache: Path, hosts: Sequence[str]) -> list[str]:
+    servers = "\n    ".join(f"server {host};" for host in hosts)
+    # Idle connections are kept in one list for all engines: with fewer than engines none would be used twice.
+    text = _NGINX.format(
+        scratch=scratch, port=8081, servers=servers, keepalive=512 + 2 * len(hosts)
+    )
     (scratch / "nginx.conf").write_text(text)
-    return [_program("nginx"), "-p", str(scratch), "-c", str(scratch / "nginx.conf")]
+    return [program("nginx"), "-p", str(scratch), "-c", str(scratch / "nginx.conf")]
 
 
 def _nginx_version(cache: Path) -> str:
-    return _output(_program("nginx"), "-v").rpartition("/")[2]
+    return output(program("nginx"), "-v").rpartition("/")[2]
 
 
-def _haproxy(scratch: Path, cache: Path) -> list[str]:
-    servers = "\n".join(f"  server e{i} {host}" for i, host in enumerate(_HOSTS))
+def _haproxy(scratch: Path, cache: Path, hosts: Sequence[str]) -> list[str]:
+    servers = "\n".join(f"  server e{i} {host}" for i, host in enumerate(hosts))
     (scratch / "haproxy.cfg").write_text(_HAPROXY.format(port=8082, servers=servers))
-    return [_program("haproxy"), "-db", "-f", str(scratch / "haproxy.cfg")]
+    return [program("haproxy"), "-db", "-f", str(scratch / "haproxy.cfg")]
 
 
 def _haproxy_version(cache: Path) -> str:
-    return _output(_program("haproxy"), "-v").split()[2].partition("-")[0]
-
-
-def _sglang_router_home(cache: Path) -> Path:
-    home = cache / "sglang-router"
-    ready = home / "installed"
-    if ready.exists():
-        return home
-    print("sglang-router: installing into a virtual environment of its own ...", file=sys.stderr)
-    pip = [str(home / "bin" / "pip"), "install", "-q"]
-    try:
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(home)], check=True)
-        subprocess.run([*pip, "--no-deps", "sglang-router"], check=True)
-        subprocess.run([*pip, *_ROUTER_EXTRAS.split()], check=True)
-    except subprocess.CalledProcessError as error:
-        raise Missing(f"sglang-router cannot be installed: {error}") from error
-    ready.touch()
-    return home
-
-
-def _sglang_router(scratch: Path, cache: Path) -> list[str]:
-    launch = str(_sglang_router_home(cache) / "bin" / "sglang-router")
-    urls = [f"http://{host}" for host in _HOSTS]
-    options = "--policy cache_aware --log-level error --host 127.0.0.1 --port 8084"
-    metrics = "--prometheus-host 127.0.0.1 --prometheus-port 28084"
-    return [launch, "launch", *options.split(), *metrics.split(), "--worker-urls", *urls]
-
-
-def _sglang_router_version(cache: Path) -> str:
-    python = str(_sglang_router_home(cache) / "bin" / "python")
-    return _output(
-        python, "-c", "import importlib.metadata as m; print(m.version('sglang-router'))"
-    )
+    return output(program("haproxy"), "-v").split()[2].partition("-")[0]
 
 
 def _pointsman_program() -> str:
     beside = Path(sys.executable).parent / "pointsman"
-    return str(beside) if beside.exists() else _program("pointsman")
+    return str(beside) if beside.exists() else program("pointsman")
 
 
-def _pointsman(scratch: Path, cache: Path) -> list[str]:
+def _pointsman_serve(scratch: Path, hosts: Sequence[str], **settings: object) -> list[str]:
+    """compare.toml with these engines in place of its own, and what else is set."""
+    gateway = (HERE / "compare.toml").read_text().partition("[[gateway.workers]]")[0]
+    workers = [
+        f'[[gateway.workers]]\nid = "w{i}"\nurl = "http://{host}"\nmodel = "m"\ncapacity = 1\n'
+        for i, host in enumerate(hosts)
+    ]
+    (scratch / "pointsman.toml").write_text("\n".join([gateway, *workers]))
+    sets = [part for key, value in settings.items() for part in ("--set", f"gateway.{key}={value}")]
+    return [_pointsman_program(), "serve", "--config", str(scratch / "pointsman.toml"), *sets]
+
+
+def _pointsman(scratch: Path, cache: Path, hosts: Sequence[str]) -> list[str]:
+    """Everything on that an operator has on: keys, decisions, and an access line for one request of a hundred."""
     own = os.environ.get("POINTSMAN_BENCH")
     if own:
         return shlex.split(own)
-    return [_pointsman_program(), "serve", "--config", str(HERE / "compare.toml")]
-
-
-def _pointsman_keys(scratch: Path, cache: Path) -> list[str]:
-    """Everything on that an operator has on: keys, and an access line for one request of a hundred."""
     keys = scratch / "keys.jsonl"
     keys.write_bytes(msgspec.json.encode(KEY) + b"\n")
-    settings = {
-        "keys_file": keys,
-        "access_log": "sampled",
-        "listen": "127.0.0.1:8088",
-        "health_listen": "127.0.0.1:18089",
-        "registry_listen": "127.0.0.1:18090",
-    }
-    sets = [part for key, value in settings.items() for part in ("--set", f"gateway.{key}={value}")]
-    serve = [_pointsman_program(), "serve", "--config", str(HERE / "compare.toml")]
-    return [_program("env"), "TL_GATEWAY_PEPPER=pepper", *serve, *sets]
+    serve = _pointsman_serve(scratch, hosts, keys_file=keys, access_log="sampled")
+    return [program("env"), "TL_GATEWAY_PEPPER=pepper", *serve]
 
 
-def _pointsman_former(scratch: Path, cache: Path) -> list[str]:
+def _pointsman_open(scratch: Path, cache: Path, hosts: Sequence[str]) -> list[str]:
+    return _pointsman_serve(
+        scratch,
+        hosts,
+        access_log="off",
+        decisions_kept=0,
+        listen="127.0.0.1:8088",
+        health_listen="127.0.0.1:18089",
+        registry_listen="127.0.0.1:18090",
+    )
+
+
+def _pointsman_beats(scratch: Path, cache: Path, hosts: Sequence[str]) -> list[str]:
+    return _pointsman(scratch, cache, ())
+
+
+def _beats(hosts: Sequence[str]) -> list[str]:
+    return [sys.executable, str(HERE / "beats.py"), "127.0.0.1:18088", *hosts]
+
+
+def _pointsman_former(scratch: Path, cache: Path, hosts: Sequence[str]) -> list[str]:
     own = os.environ.get("POINTSMAN_FORMER")
     if not own:
         raise Missing("POINTSMAN_FORMER has no command that serves another version on port 8089")
@@ -218,7 +191,7 @@ def _pointsman_version(cache: Path) -> str:
     return importlib.metadata.version("pointsman")
 
 
-def _direct(scratch: Path, cache: Path) -> list[str]:
+def _direct(scratch: Path, cache: Path, hosts: Sequence[str]) -> list[str]:
     return ["sleep", "infinity"]  # stands for the gateway; the load goes to an engine
 
 
@@ -232,17 +205,41 @@ GATEWAYS = {
         Gateway("direct", ENGINE_PORTS[0], _direct, _no_version, "no gateway: the floor"),
         Gateway("nginx", 8081, _nginx, _nginx_version, "least_conn, one worker process"),
         Gateway("haproxy", 8082, _haproxy, _haproxy_version, "leastconn, one thread"),
-        Gateway(
-            "sglang-router", 8084, _sglang_router, _sglang_router_version, "cache_aware, metrics"
+        *(
+            Gateway(name, PORTS[name], router(name), router_version(name), "cache_aware, metrics")
+            for name in ("smg", "sglang-router", "vllm-router")
         ),
-        Gateway("pointsman", 8087, _pointsman, _pointsman_version, "affinity, metrics, decisions"),
         Gateway(
-            "pointsman-keys",
-            8088,
-            _pointsman_keys,
+            "litellm",
+            PORTS["litellm"],
+            litellm,
+            litellm_version,
+            "simple-shuffle, a master key",
+            key=LITELLM_KEY,
+        ),
+        Gateway(
+            "pointsman",
+            8087,
+            _pointsman,
             _pointsman_version,
-            "the same with keys and a sampled access log",
+            "affinity, keys, metrics, decisions, a sampled access log",
             key=KEY_TEXT,
+        ),
+        Gateway(
+            "pointsman-open",
+            8088,
+            _pointsman_open,
+            _pointsman_version,
+            "affinity and metrics: no keys, decisions, access log",
+        ),
+        Gateway(
+            "pointsman-beats",
+            8087,
+            _pointsman_beats,
+            _pointsman_version,
+            "as pointsman, of engines that send heartbeats",
+            key=KEY_TEXT,
+            beside=_beats,
         ),
         Gateway(
             "pointsman-former",
@@ -250,6 +247,7 @@ GATEWAYS = {
             _pointsman_former,
             _no_version,
             "another version, to compare with",
+            key=KEY_TEXT,
         ),
     )
 }

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BUILD",
+    "ENGINE_HOSTS",
     "ENGINE_PORTS",
     "HERE",
     "LoadReport",
@@ -29,14 +30,18 @@ __all__ = [
     "Quantiles",
     "build",
     "engines",
+    "fleet",
     "load",
     "load_command",
     "parse_report",
+    "reached",
 ]
 
 HERE = Path(__file__).resolve().parent
 BUILD = HERE / "build"
 ENGINE_PORTS = (9001, 9002)
+ENGINE_HOSTS = tuple(f"127.0.0.1:{port}" for port in ENGINE_PORTS)
+_FLEET_PORT = 10001  # the first of a fleet's
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -128,7 +133,7 @@ class Process:
         self.child.kill()
         self.child.wait()
 
-    def stop(self, patience_s: float = 5.0) -> None:
+    def stop(self, patience_s: float = 1.5) -> None:
         """SIGTERM, then SIGKILL for whatever of the tree is left after `patience_s`."""
         if not self.alive:
             return
@@ -145,13 +150,17 @@ class Process:
 
 
 class MockEngine(Process):
-    """One mock engine that is already listening."""
+    """One process that is already listening as one mock engine, or as several on `ports` ports from `port` on."""
 
-    def __init__(self, port: int, mark: str, *, events: int = 100, tick_ms: int = 20) -> None:
+    def __init__(
+        self, port: int, mark: str, *, ports: int = 1, events: int = 100, tick_ms: int = 20
+    ) -> None:
         program = str(BUILD / "mock_engine")
         options = {"--port": port, "--mark": mark, "--events": events, "--tick-ms": tick_ms}
+        options["--ports"] = ports
         super().__init__([program, *(str(part) for item in options.items() for part in item)])
         self.port = port
+        self._last = port + ports - 1  # they are opened in order
         deadline = time.monotonic() + 5
         while not self._listening():
             if not self.alive:
@@ -165,7 +174,7 @@ class MockEngine(Process):
         inodes = set()
         for row in Path("/proc/net/tcp").read_text().splitlines()[1:]:
             fields = row.split()
-            if fields[1].endswith(f":{self.port:04X}") and fields[3] == "0A":
+            if fields[1].endswith(f":{self._last:04X}") and fields[3] == "0A":
                 inodes.add(f"socket:[{fields[9]}]")
         with contextlib.suppress(OSError):
             descriptors = Path(f"/proc/{self.child.pid}/fd")
@@ -183,6 +192,30 @@ def engines(*, events: int = 100, tick_ms: int = 20) -> Iterator[list[MockEngine
         ]
 
 
+@contextlib.contextmanager
+def fleet(count: int) -> Iterator[list[str]]:
+    """`count` mock engines on ports from 10001 on, in two processes (one for one): where they are, as host:port."""
+    halves = [count] if count == 1 else [(count + 1) // 2, count // 2]
+    with contextlib.ExitStack() as stack:
+        first = _FLEET_PORT
+        for mark, ports in zip("ab", halves, strict=False):
+            stack.enter_context(MockEngine(first, mark, ports=ports, tick_ms=0))
+            first += ports
+        yield [f"127.0.0.1:{_FLEET_PORT + i}" for i in range(count)]
+
+
+def reached(count: int) -> int:
+    """How many of a fleet's engines somebody has a connection to."""
+    ports = range(_FLEET_PORT, _FLEET_PORT + count)
+    connected = set()
+    for row in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = row.split()
+        port = int(fields[1].rpartition(":")[2], 16)
+        if fields[3] == "01" and port in ports:
+            connected.add(port)
+    return len(connected)
+
+
 def build() -> None:
     """Compile mock_engine.c and load.c into BUILD when they are newer than their programs."""
     BUILD.mkdir(exist_ok=True)
@@ -195,13 +228,13 @@ def build() -> None:
 
 
 def load_command(port: int, **options: float | bool | str) -> list[str]:
-    """The command line of load.c; `stream_share=1` becomes `--stream-share 1`."""
+    """The command line of load.c; `stream_share=1` becomes `--stream-share 1`, and an empty text nothing."""
     command = [str(BUILD / "load"), "--port", str(port)]
     for name, value in options.items():
         flag = "--" + name.replace("_", "-")
         if value is True:
             command.append(flag)
-        elif value is not False:
+        elif value is not False and value != "":
             command += [flag, str(value)]
     return command
 

@@ -37,6 +37,7 @@ def run(
         with MockEngine(a_port, "a", events=50), running(name):
             command = load_command(
                 GATEWAYS[name].port,
+                key=GATEWAYS[name].key,
                 connections=512,
                 rate=rate,
                 seconds=seconds,

@@ -4,7 +4,7 @@
  * (--rate): requests start at fixed times whether or not earlier ones are answered, and latency counts from the time a request was
  * due, so that a gateway that stalls cannot hide the requests that it kept waiting.
  *
- * Requests are chat completions of about --body-bytes, of --prompts different conversations in turn; --stream-share of them ask for
+ * Requests are chat completions of about --body-bytes (at least 80), of --prompts different conversations in turn; --stream-share of them ask for
  * a stream. The answers are those of mock_engine.c, and each one is checked: the status, the whole body, and the marks that tell
  * which worker wrote it. A completion must carry the same mark at both ends; a stream must have every event, in sequence, all from
  * one worker and one answer, and end with [DONE], or, if the engine died, with the gateway's error event and nothing after it.
@@ -31,7 +31,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { READ_SIZE = 64 * 1024, MAX_HEAD = 64 * 1024, MAX_PROMPTS = 4096, MAX_WORKERS = 64, MARK = 96 };
+enum { READ_SIZE = 64 * 1024, MAX_HEAD = 64 * 1024, MAX_PROMPTS = 4096, MAX_WORKERS = 64, MARK = 96, SHORT_BODY = 256 };
 
 /* What can be wrong with an answer; the first thing found is the one counted. */
 enum fault {
@@ -87,7 +87,7 @@ struct conn {
     struct conn *next_idle;
 };
 
-static const char *host = "127.0.0.1", *path = "/v1/chat/completions", *model = "m", *key = NULL;
+static const char *host = "127.0.0.1", *path = "/v1/chat/completions", *model = "m", *api_key = NULL;
 static int port = 8087, connections = 32, prompts = 64, body_bytes = 2048, timeout_s = 30;
 static double seconds = 8, rate, stream_share;
 static long request_limit = -1;
@@ -160,12 +160,19 @@ static void write_requests(void) {
     static const char *const sentence = "You are the assistant of a workshop. Answer from its manuals, name the page, and say so when they are silent. ";
     for (int i = 0; i < prompts; i++) {
         for (int stream = 0; stream < 2; stream++) {
+            if (stream_share == (stream ? 0 : 1)) continue; /* never sent */
             struct buffer body = {0}, *r = &requests[i][stream];
-            appendf(&body, "{\"model\":\"%s\",\"messages\":[{\"role\":\"system\",\"content\":\"Conversation %d. ", model, i);
-            while (body.len + strlen(sentence) + 160 < (size_t)body_bytes) append(&body, sentence, strlen(sentence));
-            appendf(&body, "\"},{\"role\":\"user\",\"content\":\"How is it set up?\"}],\"max_tokens\":100,\"temperature\":0.0,\"stream\":%s}", stream ? "true" : "false");
+            if (body_bytes < SHORT_BODY) { /* one message, and nothing that could be left out */
+                appendf(&body, "{\"model\":\"%s\",\"messages\":[{\"role\":\"user\",\"content\":\"Hello %d", model, i);
+                while (body.len + 19 < (size_t)body_bytes) append(&body, "!", 1);
+                appendf(&body, "\"}],\"stream\":%s}", stream ? "true" : "false");
+            } else {
+                appendf(&body, "{\"model\":\"%s\",\"messages\":[{\"role\":\"system\",\"content\":\"Conversation %d. ", model, i);
+                while (body.len + strlen(sentence) + 160 < (size_t)body_bytes) append(&body, sentence, strlen(sentence));
+                appendf(&body, "\"},{\"role\":\"user\",\"content\":\"How is it set up?\"}],\"max_tokens\":100,\"temperature\":0.0,\"stream\":%s}", stream ? "true" : "false");
+            }
             appendf(r, "POST %s HTTP/1.1\r\nHost: %s:%d\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n", path, host, port, body.len);
-            if (key) appendf(r, "Authorization: Bearer %s\r\n", key);
+            if (api_key) appendf(r, "Authorization: Bearer %s\r\n", api_key);
             appendf(r, "\r\n");
             append(r, body.data, body.len);
             free(body.data);
@@ -619,7 +626,7 @@ int main(int argc, char **argv) {
         case 'm': model = optarg; break;
         case 'u': path = optarg; break;
         case 'd': drain = true; break;
-        case 'K': key = optarg; break;
+        case 'K': api_key = optarg; break;
         default:
             fprintf(stderr,
                     "usage: load [--port 8087] [--connections 32] [--seconds 8 | --requests N] [--rate PER_SECOND] [--stream-share 0..1]\n"

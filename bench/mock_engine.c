@@ -9,6 +9,8 @@
  *   an event has       "id":"<worker>-<n>"  and  "system_fingerprint":"<worker>-<n>/<sequence>/<total>/<microseconds>",
  * where <worker> is the --mark and the process id, <n> counts answers, and the time is CLOCK_MONOTONIC when the event was written.
  *
+ * With --ports N it listens on N ports, the first of them --port: one process that stands for N engines, which share a mark.
+ *
  * What it does not do: TLS, HTTP/2, trailers with a meaning, or JSON parsing (the "stream" key is found by its text).
  */
 #define _GNU_SOURCE
@@ -37,6 +39,7 @@ enum {
     HIGH_WATER = 256 * 1024, /* a stream pauses while this much is unsent: a slow reader must not fill our memory */
     MAX_EVENT = 16 * 1024,
     MAX_ANSWER = 16 * 1024 * 1024,
+    MAX_PORTS = 4096,
 };
 
 struct buffer {
@@ -438,13 +441,15 @@ static int listen_on(int port) {
 int main(int argc, char **argv) {
     static const struct option options[] = {
         {"port", 1, 0, 'p'},         {"mark", 1, 0, 'w'},    {"events", 1, 0, 'n'}, {"event-bytes", 1, 0, 'b'},
-        {"answer-bytes", 1, 0, 'a'}, {"tick-ms", 1, 0, 't'}, {"model", 1, 0, 'm'},  {0, 0, 0, 0},
+        {"answer-bytes", 1, 0, 'a'}, {"tick-ms", 1, 0, 't'}, {"model", 1, 0, 'm'},  {"ports", 1, 0, 'P'},
+        {0, 0, 0, 0},
     };
     const char *mark = "a";
-    int port = 9001, o;
+    int port = 9001, ports = 1, o;
     while ((o = getopt_long(argc, argv, "", options, NULL)) != -1) {
         switch (o) {
         case 'p': port = atoi(optarg); break;
+        case 'P': ports = atoi(optarg); break;
         case 'w': mark = optarg; break;
         case 'n': events = atoi(optarg); break;
         case 'b': event_bytes = atoi(optarg); break;
@@ -452,21 +457,26 @@ int main(int argc, char **argv) {
         case 't': tick_ms = atoi(optarg); break;
         case 'm': model = optarg; break;
         default:
-            fprintf(stderr, "usage: mock_engine [--port 9001] [--mark a] [--events 100] [--event-bytes 224] [--answer-bytes 640] [--tick-ms 20] [--model m]\n");
+            fprintf(stderr, "usage: mock_engine [--port 9001] [--ports 1] [--mark a] [--events 100] [--event-bytes 224] [--answer-bytes 640] [--tick-ms 20] [--model m]\n");
             return 2;
         }
     }
-    if (event_bytes >= MAX_EVENT || answer_bytes < 0 || answer_bytes > MAX_ANSWER || events < 0 || tick_ms < 0 || strlen(mark) > 40 || strlen(model) > 60) {
+    if (ports < 1 || ports > MAX_PORTS || event_bytes >= MAX_EVENT || answer_bytes < 0 || answer_bytes > MAX_ANSWER || events < 0 || tick_ms < 0 || strlen(mark) > 40 || strlen(model) > 60) {
         fprintf(stderr, "mock_engine: an option is out of range\n");
         return 2;
     }
     snprintf(worker, sizeof worker, "%s%d", mark, (int)getpid());
     signal(SIGPIPE, SIG_IGN);
     epoll = epoll_create1(EPOLL_CLOEXEC);
-    int listener = listen_on(port), timer = -1;
-    /* The listener and the timer are told from connections by the address of their descriptor. */
-    struct epoll_event e = {.events = EPOLLIN, .data.ptr = &listener};
-    if (epoll_ctl(epoll, EPOLL_CTL_ADD, listener, &e)) die("epoll_ctl");
+    static int listeners[MAX_PORTS];
+    int timer = -1;
+    /* Listeners and the timer are told from connections by the address of their descriptor. */
+    struct epoll_event e = {.events = EPOLLIN};
+    for (int i = 0; i < ports; i++) {
+        listeners[i] = listen_on(port + i);
+        e.data.ptr = &listeners[i];
+        if (epoll_ctl(epoll, EPOLL_CTL_ADD, listeners[i], &e)) die("epoll_ctl");
+    }
     if (tick_ms) {
         struct timespec tick = {tick_ms / 1000, (tick_ms % 1000) * 1000000L};
         struct itimerspec every = {tick, tick};
@@ -479,8 +489,9 @@ int main(int argc, char **argv) {
     for (;;) {
         int n = epoll_wait(epoll, ready, 512, -1);
         for (int i = 0; i < n; i++) {
-            if (ready[i].data.ptr == &listener) {
-                accept_all(listener);
+            int *listener = ready[i].data.ptr;
+            if (listener >= listeners && listener < listeners + ports) {
+                accept_all(*listener);
             } else if (ready[i].data.ptr == &timer) {
                 on_tick(timer);
             } else {

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from compare import CACHE, wait_until_ready
 from gateways import GATEWAYS, Missing
-from harness import LoadReport, Process, build, engines, load
+from harness import ENGINE_HOSTS, LoadReport, Process, build, engines, load
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -41,7 +41,8 @@ def running(name: str) -> Iterator[Process]:
         scratch = Path(directory)
         scratch.chmod(0o755)
         path = scratch / "log"
-        with path.open("wb") as log, Process(gateway.command(scratch, CACHE), log) as process:
+        command = gateway.command(scratch, CACHE, ENGINE_HOSTS)
+        with path.open("wb") as log, Process(command, log) as process:
             wait_until_ready(gateway, process, path)
             yield process
             if not process.alive:
@@ -67,7 +68,12 @@ def soak_streams(name: str, seconds: float) -> bool:
     """256 streams at all times for `seconds`, each read to its end."""
     with engines(), running(name) as process:
         report = load(
-            GATEWAYS[name].port, connections=256, stream_share=1, seconds=seconds, drain=True
+            GATEWAYS[name].port,
+            key=GATEWAYS[name].key,
+            connections=256,
+            stream_share=1,
+            seconds=seconds,
+            drain=True,
         )
         memory = process.rss_bytes() / 2**20
     print(
@@ -87,7 +93,8 @@ def soak_memory(name: str, requests: int, stream_share: float) -> bool:
     with engines(events=10, tick_ms=0), running(name) as process:
         for i in range(slices):
             options = {"connections": 32, "stream_share": stream_share, "prompts": 4096}
-            reports.append(load(GATEWAYS[name].port, requests=requests // slices, **options))
+            gateway, count = GATEWAYS[name], requests // slices
+            reports.append(load(gateway.port, key=gateway.key, requests=count, **options))
             time.sleep(0.05)  # lets the gateway notice that the clients of this slice have left
             points.append(((i + 1) * (requests // slices), process.rss_bytes()))
     counted = points[int(slices * _WARM_UP_SHARE) :]

@@ -201,3 +201,54 @@ def test_the_mock_engine_asks_for_a_body_that_is_held_back(engine: socket.socket
     assert read_until(engine, b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
     engine.sendall(b"{}")
     assert b'"chat.completion"' in read_until(engine, b"}")
+
+
+@pytest.mark.parametrize("size", [80, 100, 255])
+@pytest.mark.parametrize("stream", [True, False])
+def test_short_bodies_are_as_long_as_asked(programs: Path, size: int, stream: bool) -> None:
+    """A stream's has the shorter of the two words."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+        options = ["--body-bytes", str(size), "--stream-share", "1" if stream else "0"]
+        command = [str(programs / "load"), "--port", port, *options, "--requests", "1"]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as one:
+            client, _ = listener.accept()
+            with client:
+                sent = b""
+                while not sent.endswith(b"}"):
+                    sent += client.recv(65536)
+            one.wait(20)
+    body = sent.partition(b"\r\n\r\n")[2]
+    assert len(body) == (size - 1 if stream else size)
+    assert json.loads(body)["stream"] is stream
+
+
+def test_one_process_stands_for_the_engines_on_several_ports(programs: Path) -> None:
+    count, tries = 3, 0
+    while True:  # a port after a free one may be taken
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            first = listener.getsockname()[1]
+        options = ["--port", str(first), "--ports", str(count)]
+        with subprocess.Popen(
+            [programs / "mock_engine", *options], stderr=subprocess.DEVNULL
+        ) as process:
+            try:
+                answered = [ask(process, first + i) for i in range(count)]
+            finally:
+                process.kill()
+        if all(answered):
+            return
+        tries += 1
+        assert tries < 20
+
+
+def ask(process: subprocess.Popen[bytes], port: int) -> bool:
+    """Whether something on that port answers before the process ends."""
+    while process.poll() is None:
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+                client.sendall(b"GET /health HTTP/1.1\r\n\r\n")
+                return bool(read_until(client, b"{}"))
+        except ConnectionRefusedError:
+            continue
+    return False
