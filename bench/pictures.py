@@ -61,7 +61,7 @@ def bars(panels: Mapping[str, Sequence[Bar]], path: Path) -> None:
             ]
             axes.barh([bar.name for bar in of], middles, xerr=around, color=colors, height=0.6)
             axes.set_xscale("log")
-            axes.set_xlim(0.5 * min(middles), 6 * max(middles))
+            axes.set_xlim(0.5 * min(middles), 40 * max(middles))
             for row, bar in enumerate(of):
                 axes.annotate(
                     f"{bar.middle:,.{0 if bar.middle >= 100 else 1 if bar.middle >= 1 else 2}f}",
