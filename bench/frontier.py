@@ -33,6 +33,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -411,7 +412,17 @@ def _is_rival(row: Row) -> bool:
 
 
 def _summary(compared: Sequence[Compared]) -> str:
-    """Return a table of the highest goodput of each policy on each workload, at whichever load that was."""
+    """Return tables of the highest goodput of each policy on each workload, and of how far it holds the level."""
+    return (
+        "Highest goodput (good answers/s) over all loads, and at which part of the knee; ours with the paired "
+        f"difference to the highest of any rival, tuned ones included.\n\n{_table(compared, _highest)}\n"
+        "Up to which part of the knee so many answers are good as the knee is defined by, between loads by a straight "
+        f"line.\n\n{_table(compared, _reach)}"
+    )
+
+
+def _table(compared: Sequence[Compared], cell: Callable[[Compared, Sequence[Row]], str]) -> str:
+    """Return a table of a line for each policy, and one for the tuned, and a column for each workload."""
     lines = [
         ["policy", *[each.name for each in compared]],
         ["---", *["---:"] * len(compared)],
@@ -425,22 +436,31 @@ def _summary(compared: Sequence[Compared]) -> str:
                     for row in each.rows
                     if _plain(row.policy) == policy and (":" in row.policy) == tuned
                 ]
-                rivals = [row for row in each.rows if _is_rival(row)]
-                if not own:
-                    cells.append("")
-                    continue
-                best = _best(own)
-                cell = f"{best.means['goodput'].mean:.2f} at {best.load:g}"
-                if not _is_rival(best) and rivals:
-                    cell += f", {each.against_rival(best, _best(rivals))}"
-                cells.append(cell)
+                cells.append(cell(each, own) if own else "")
             if any(cells):
                 lines.append([policy + " (tuned)" * tuned, *cells])
-    table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    return (
-        "Highest goodput (good answers/s) over all loads, and at which part of the knee; ours with the paired "
-        f"difference to the highest of any rival, tuned ones included.\n\n{table}"
-    )
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _highest(compared: Compared, own: Sequence[Row]) -> str:
+    best = _best(own)
+    text = f"{best.means['goodput'].mean:.2f} at {best.load:g}"
+    rivals = [row for row in compared.rows if _is_rival(row)]
+    if rivals and not _is_rival(best):
+        text += f", {compared.against_rival(best, _best(rivals))}"
+    return text
+
+
+def _reach(compared: Compared, own: Sequence[Row]) -> str:
+    """Return up to which load a policy holds the level, where it first falls below it."""
+    wanted = WANTED * compared.setup.ceiling
+    points = sorted((row.load, row.means["good"].mean) for row in own)
+    if points[0][1] < wanted:
+        return f"below {points[0][0]:g}"
+    for (low, before), (high, after) in pairwise(points):
+        if after < wanted:
+            return f"{low + (high - low) * (before - wanted) / (before - after):.2f}"
+    return f"above {points[-1][0]:g}"
 
 
 def _section(compared: Compared) -> str:
