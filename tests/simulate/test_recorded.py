@@ -280,5 +280,5 @@ def test_who_is_over_at_the_moment_of_a_pick_is_over_before_it() -> None:
 
 
 def test_the_first_of_a_workload_comes_at_once() -> None:
-    lines = [write_line(request(started=at)) for at in (70.0, 75.0)]
+    lines = [write_line(request(started=at, ended=at)) for at in (70.0, 75.0)]
     assert [each.at for each in RecordedTraffic(read_recording(lines), speed=2.0)] == [0.0, 2.5]

@@ -124,5 +124,6 @@ class LeastTokens:
         tokens = worker.active_tokens
         if worker.queue_depth > worker.in_flight:
             tokens += others_tokens(worker)
-        usage = min(max(worker.kv_usage, 0.0), FULL)
+        # In this order nan, which no engine should tell, is 0 too.
+        usage = min(FULL, max(0.0, worker.kv_usage))
         return tokens + PRESSURE_S * self._tokens_per_s / (1.0 - usage)
