@@ -1,11 +1,10 @@
 """Who is alive and who is routable, to the millisecond and through every change."""
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from msgspec.structs import replace as replace_struct
+from msgspec.structs import replace
 
 from pointsman.domain.observation import Observation
 from pointsman.domain.policy.weighted import Weighted
@@ -25,7 +24,7 @@ from pointsman.domain.worker import Role, Worker, load_of
 def report(worker_id: str = "a", **changes: object) -> WorkerReport:
     """A plausible heartbeat, with `changes`."""
     plain = WorkerReport(worker_id, f"{worker_id or 'x'}.local:8000", "smol")
-    return replace(plain, **changes)  # type: ignore[arg-type]
+    return replace(plain, **changes)
 
 
 class Log:
@@ -713,8 +712,8 @@ def test_p19_a_reading_is_told_where_it_is_new_and_whole() -> None:
     registry.set_static([polled])
     good = Observation(up=True, dialect="vllm", model="smol", remote_tokens=7)
     registry.observe(polled, good, 1.0)
-    registry.observe(polled, replace_struct(good, stale=True), 3.0)
-    registry.observe(polled, replace_struct(good, up=False), 5.0)
+    registry.observe(polled, replace(good, stale=True), 3.0)
+    registry.observe(polled, replace(good, up=False), 5.0)
     registry.observe(static("p"), good, 7.0)
     registry.beat(report("b", remote_tokens=9), 9.0)
     registry.beat(report("b", remote_tokens=9), 10.0)

@@ -18,10 +18,11 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from pointsman.domain.observation import Observation
 from pointsman.domain.worker import Role, ServedModel, Worker
@@ -70,8 +71,7 @@ class Ack(NamedTuple):
     route_epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerReport:
+class WorkerReport(Struct, frozen=True, gc=False):
     """One heartbeat: the fields of `tl.control.v1.WorkerStatus`.
 
     `incarnation` is None where the engine does not send one.

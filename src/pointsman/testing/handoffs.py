@@ -18,7 +18,7 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -572,7 +572,7 @@ class FakePrefill(_RpcWorker):
 
     def described(self) -> WorkerReport:
         """Return the worker as it announces itself."""
-        return replace(super().described(), grpc_address=self.gate.address)
+        return msgspec.structs.replace(super().described(), grpc_address=self.gate.address)
 
     def _methods(self) -> dict[str, Any]:
         return {
@@ -808,7 +808,7 @@ class FakeDecode(FakeUnified, _RpcWorker):
 
     def described(self) -> WorkerReport:
         """Return the worker as it announces itself."""
-        return replace(super().described(), kv_address=self.gate.address)
+        return msgspec.structs.replace(super().described(), kv_address=self.gate.address)
 
     def _methods(self) -> dict[str, Any]:
         return {
@@ -926,7 +926,7 @@ class Fleet:
     def announce(self, worker: _Worker) -> None:
         """Let the gateway hear of a worker; one that it knows has another life, and the old one is given up."""
         self.lives += 1
-        report = replace(worker.described(), incarnation=self.lives)
+        report = msgspec.structs.replace(worker.described(), incarnation=self.lives)
         self.gateway.registry.beat(report, time.monotonic())
 
     async def idle(self) -> None:
