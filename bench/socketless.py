@@ -146,7 +146,7 @@ class Socketless:
         """Start the gateway, and connect a client and the workers to it."""
         gateway = self._gateway
         await gateway.start()
-        plane = gateway._plane
+        plane = gateway.serving.plane
         if self._clock is not None:
             plane.deadlines.now = self._clock
         self.use(gateway.config.route_policy)
@@ -169,8 +169,8 @@ class Socketless:
         """Let requests be placed by a policy, from now on; what has been cached is forgotten."""
         gateway = self._gateway
         for worker in gateway.registry.snapshot():
-            gateway._index.purge(worker)
-        made = make_policy(policy, PolicyOptions(prefix_index=gateway._index), Random(1))
+            gateway.serving.index.purge(worker)
+        made = make_policy(policy, PolicyOptions(prefix_index=gateway.serving.index), Random(1))
         gateway.router.policy = made
         gateway.decisions.uses(made)
 

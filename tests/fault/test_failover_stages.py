@@ -416,7 +416,7 @@ async def test_a_worker_that_is_evicted_by_the_very_failover_away_from_it(
         beat(gateway, "a", bad.address if failure else dead_address(), start)
         worker = gateway.registry.snapshot()[0]
         # Time for the data plane: 6 s are over as soon as the worker has been asked.
-        gateway._deadlines.now = lambda: start + 6.0 * worker.in_flight
+        gateway.serving.deadlines.now = lambda: start + 6.0 * worker.in_flight
         response = await client.ask(post(CHAT))
         assert (response.status, response.body) == (200, b'{"ok":1}')
         assert [each.id for each in gateway.registry.snapshot()] == ["b"]

@@ -77,7 +77,7 @@ def lanes(gateway: Gateway) -> list[str]:
     return sorted(
         each.worker.id
         for each in found
-        if each._pool is gateway._pool and not (each.closed and not each.open)
+        if each._pool is gateway.serving.pool and not (each.closed and not each.open)
     )
 
 
@@ -103,10 +103,10 @@ async def test_r17_a_worker_that_was_taken_from_the_list_is_left_alone(source: P
                 assert {each.id for each in gateway.registry.snapshot()} == set(listed)
                 assert counted(gateway, "tl_gateway_workers{") == 2
                 assert lanes(gateway) == sorted(listed)
-                watched = gateway._deadlines._watched
+                watched = gateway.serving.deadlines._watched
                 limited = [each for each in watched if isinstance(each, Upstream)]
                 assert {each._lane.worker.id for each in limited} == set(listed)
-                assert not gateway._pool._tasks
+                assert not gateway.serving.pool._tasks
 
 
 async def idle_connection_to_each(

@@ -141,7 +141,7 @@ async def test_nothing_is_tokenized_where_no_policy_asks_an_index(
 ) -> None:
     monkeypatch.setattr(LocalTokenizer, "encode", None)
     async with fronted(route_policy=policy, tokenizers=(tokenizer,)) as (_, gateway, client):
-        assert gateway._plane.token_blocks == {}
+        assert gateway.serving.plane.token_blocks == {}
         assert (await client.ask(post(body(TEXT), TEXTS))).status == 200
 
 
@@ -158,7 +158,7 @@ async def test_a_reload_decides_anew_who_is_compared_by_tokens(
 
     write("affinity", 16)
     async with configured(source) as gateway:
-        assert (gateway._plane.token_blocks, gateway._block_bytes("m")) == ({}, None)
+        assert (gateway.serving.plane.token_blocks, gateway.serving.block_bytes("m")) == ({}, None)
         for policy, block_tokens, expected in (
             ("kv_cost", 16, 64),
             ("kv_cost", 0, 0),
@@ -167,8 +167,8 @@ async def test_a_reload_decides_anew_who_is_compared_by_tokens(
         ):
             write(policy, block_tokens)
             assert (await gateway.reload("api")).ok
-            assert gateway._block_bytes("m") == expected
-            assert gateway._block_bytes("other") == (None if expected is None else 0)
+            assert gateway.serving.block_bytes("m") == expected
+            assert gateway.serving.block_bytes("other") == (None if expected is None else 0)
 
 
 # ------------------------------------------------------------------ events
@@ -235,12 +235,12 @@ async def test_k05_a_polled_engine_that_was_down_is_believed_to_have_nothing(
     async with fronted(route_policy="kv_cost", tokenizers=(tokenizer,)) as (_, gateway, client):
         assert (await client.ask(post(body(TEXT), TEXTS))).status == 200
         (worker,) = gateway.registry.snapshot()
-        assert gateway._index.blocks_of(worker) == 6
+        assert gateway.serving.index.blocks_of(worker) == 6
         gateway._polled(worker)
-        assert gateway._index.blocks_of(worker) == 6
+        assert gateway.serving.index.blocks_of(worker) == 6
         worker.up = False
         gateway._polled(worker)
-        assert gateway._index.blocks_of(worker) == 0
+        assert gateway.serving.index.blocks_of(worker) == 0
 
 
 async def test_a_worker_whose_events_are_of_no_use_says_so() -> None:
